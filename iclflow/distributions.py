@@ -1,0 +1,140 @@
+"""Distributions of the inputs and of the task vectors, each with the moments the theory needs.
+
+Input distributions are *standardised*: mean 0, covariance the identity. A `Task` turns them into
+tokens with `x = E diag(sqrt(lambda)) z`, so non-rotation-invariant ones (Rademacher) live in the
+eigenbasis of the covariance.
+"""
+
+import abc
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+
+class AbstractInputs(eqx.Module):
+    """A standardised distribution on R^D."""
+
+    @abc.abstractmethod
+    def sample(self, key: PRNGKeyArray, count: int, size: int) -> Float[Array, "n D"]:
+        """Draw `count` independent vectors of length `size`."""
+
+    @abc.abstractmethod
+    def quartic(self, a: Float[Array, "D D"]) -> Float[Array, "D D"]:
+        """`E[z zᵀ A z zᵀ]` for symmetric A; raises `ValueError` where it does not exist."""
+
+
+def _gaussian_quartic(a: Float[Array, "D D"]) -> Float[Array, "D D"]:
+    return 2 * a + jnp.trace(a) * jnp.eye(a.shape[0], dtype=a.dtype)
+
+
+class Gaussian(AbstractInputs):
+    """Independent standard normal components (2)."""
+
+    def sample(self, key: PRNGKeyArray, count: int, size: int) -> Float[Array, "n D"]:
+        return jax.random.normal(key, (count, size))
+
+    def quartic(self, a: Float[Array, "D D"]) -> Float[Array, "D D"]:
+        return _gaussian_quartic(a)
+
+
+class Sphere(AbstractInputs):
+    """Uniform on the sphere of radius sqrt(D)."""
+
+    def sample(self, key: PRNGKeyArray, count: int, size: int) -> Float[Array, "n D"]:
+        z = jax.random.normal(key, (count, size))
+        return z * jnp.sqrt(size) / jnp.linalg.norm(z, axis=-1, keepdims=True)
+
+    def quartic(self, a: Float[Array, "D D"]) -> Float[Array, "D D"]:
+        size = a.shape[0]
+        return _gaussian_quartic(a) * size / (size + 2)
+
+
+class Rademacher(AbstractInputs):
+    """Independent signs (fourth moment 1: the lightest tails there are)."""
+
+    def sample(self, key: PRNGKeyArray, count: int, size: int) -> Float[Array, "n D"]:
+        return jax.random.rademacher(key, (count, size)).astype(jnp.result_type(float))
+
+    def quartic(self, a: Float[Array, "D D"]) -> Float[Array, "D D"]:
+        return _gaussian_quartic(a) - 2 * jnp.diag(jnp.diagonal(a))
+
+
+class StudentT(AbstractInputs):
+    """Multivariate Student t with `degrees` of freedom, scaled to unit covariance (heavy tails)."""
+
+    degrees: float = eqx.field(static=True, default=8.0)
+
+    def __check_init__(self) -> None:
+        if not self.degrees > 2:
+            raise ValueError(
+                f"Student-t inputs need more than 2 degrees of freedom for a finite covariance, "
+                f"got {self.degrees}; 8 is a usual heavy-tailed choice"
+            )
+
+    def sample(self, key: PRNGKeyArray, count: int, size: int) -> Float[Array, "n D"]:
+        normal_key, radius_key = jax.random.split(key)
+        z = jax.random.normal(normal_key, (count, size))
+        chi2 = 2 * jax.random.gamma(radius_key, self.degrees / 2, (count, 1))
+        return z * jnp.sqrt((self.degrees - 2) / chi2)
+
+    def quartic(self, a: Float[Array, "D D"]) -> Float[Array, "D D"]:
+        if not self.degrees > 4:
+            raise ValueError(
+                f"Student-t inputs with {self.degrees} degrees of freedom have no fourth moment; "
+                f"the population needs more than 4 (or sample sequences instead)"
+            )
+        return _gaussian_quartic(a) * (self.degrees - 2) / (self.degrees - 4)
+
+
+class AbstractTaskVectors(eqx.Module):
+    """A distribution of the task matrix W [O, D] in y = W x (O = 1: the task vector)."""
+
+    @abc.abstractmethod
+    def sample(self, key: PRNGKeyArray) -> Float[Array, "O D"]:
+        """Draw one task."""
+
+    @abc.abstractmethod
+    def second_moment(self) -> Float[Array, "O D O D"]:
+        """`E[W_{oc} W_{pd}]`."""
+
+    @abc.abstractmethod
+    def symmetric(self) -> bool:
+        """Whether W and -W have the same law (then the zero blocks stay zero, App. C.1, E.1)."""
+
+
+class NormalTasks(AbstractTaskVectors):
+    """Rows of W independent, each N(mean row, covariance); (3) is mean 0 and the identity."""
+
+    mean: Float[Array, "O D"]
+    covariance: Float[Array, "D D"]
+    root: Float[Array, "D D"]
+
+    def sample(self, key: PRNGKeyArray) -> Float[Array, "O D"]:
+        return self.mean + jax.random.normal(key, self.mean.shape) @ self.root
+
+    def second_moment(self) -> Float[Array, "O D O D"]:
+        outputs = self.mean.shape[0]
+        spread = jnp.einsum("op,cd->ocpd", jnp.eye(outputs, dtype=self.mean.dtype), self.covariance)
+        return spread + jnp.einsum("oc,pd->ocpd", self.mean, self.mean)
+
+    def symmetric(self) -> bool:
+        return not bool(jnp.any(self.mean != 0))
+
+
+class TaskPool(AbstractTaskVectors):
+    """M given tasks, each equally likely (task diversity)."""
+
+    tasks: Float[Array, "M O D"]
+
+    def sample(self, key: PRNGKeyArray) -> Float[Array, "O D"]:
+        return self.tasks[jax.random.randint(key, (), 0, self.tasks.shape[0])]
+
+    def second_moment(self) -> Float[Array, "O D O D"]:
+        return jnp.einsum("moc,mpd->ocpd", self.tasks, self.tasks) / self.tasks.shape[0]
+
+    def symmetric(self) -> bool:
+        order = jnp.lexsort(self.tasks.reshape(self.tasks.shape[0], -1).T)
+        mirror = jnp.lexsort(-self.tasks.reshape(self.tasks.shape[0], -1).T)
+        return bool(jnp.array_equal(self.tasks[order], -self.tasks[mirror]))

@@ -1,0 +1,23 @@
+"""Losses: one task known at several levels of exactness."""
+
+from iclflow.losses.base import AbstractLoss
+from iclflow.losses.features import (
+    AbstractFeatureMap,
+    Features,
+    FullFeatures,
+    ReducedFeatures,
+)
+from iclflow.losses.moments import Moments
+from iclflow.losses.population import Population
+from iclflow.losses.sequences import Sequences
+
+__all__ = [
+    "AbstractFeatureMap",
+    "AbstractLoss",
+    "Features",
+    "FullFeatures",
+    "Moments",
+    "Population",
+    "ReducedFeatures",
+    "Sequences",
+]

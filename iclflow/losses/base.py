@@ -1,0 +1,33 @@
+"""What a loss is: mean squared error of a model, known at some level of exactness."""
+
+import abc
+from typing import Self
+
+import equinox as eqx
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from iclflow.models import AbstractModel
+
+
+class AbstractLoss(eqx.Module):
+    """L = E|y_q - ŷ_q|² (9), with no factor ½: a pytree of arrays, built once from a task."""
+
+    @abc.abstractmethod
+    def __call__(self, model: AbstractModel) -> Float[Array, ""]:
+        """The loss of one model."""
+
+    @abc.abstractmethod
+    def admits(self, model: AbstractModel) -> str | None:
+        """None if the loss can evaluate the model, else the reason why not."""
+
+    def draw(self, key: PRNGKeyArray) -> "AbstractLoss":
+        """The loss that one training step descends; a stochastic loss draws its batch here."""
+        del key
+        return self
+
+    def require(self, model: AbstractModel) -> Self:
+        """Raise `ValueError` with the reason unless the model is admitted."""
+        reason = self.admits(model)
+        if reason is not None:
+            raise ValueError(f"{type(self).__name__} cannot take {type(model).__name__}: {reason}")
+        return self

@@ -1,0 +1,103 @@
+"""The loss in the limit of infinitely many sequences, from moments in closed form."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from iclflow.losses.base import AbstractLoss
+from iclflow.losses.features import ReducedFeatures
+from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
+from iclflow.prompt import Normaliser
+from iclflow.task import ContextLabels, Task
+
+
+class LengthMoments(eqx.Module):
+    """Means over the context lengths n, with z the normaliser: ⟨n/z⟩, ⟨n²/z²⟩, … (E3)."""
+
+    pairs: float  # ⟨n/z⟩
+    pairs_squared: float  # ⟨n²/z²⟩
+    pairs_single: float  # ⟨n/z²⟩
+    query: float  # ⟨1/z⟩
+    query_squared: float  # ⟨1/z²⟩
+
+    @classmethod
+    def of(cls, task: Task) -> "LengthMoments":
+        """The averages for a task's lengths and 1/N convention."""
+        n = np.asarray(task.lengths, dtype=float)
+        z = {
+            Normaliser.PAIRS: n,
+            Normaliser.TOKENS: n + 1,
+            Normaliser.CONTEXT: np.full_like(n, task.context),
+            Normaliser.NONE: np.ones_like(n),
+        }[task.normaliser]
+        terms = (n / z, (n / z) ** 2, n / z**2, 1 / z, 1 / z**2)
+        return cls(*(float(t.mean()) for t in terms))
+
+
+class Population(AbstractLoss):
+    """L = E|y|² - 2 ⟨M, G⟩ + ⟨M, B M Λ⟩ for the reduced models, P → ∞ (41)(42).
+
+    With β the context correlation of all outputs, stacked to O·D numbers: `second` B = E[ββᵀ],
+    `cross` G = E[y β x_qᵀ], `covariance` Λ. For S_w = E[w wᵀ], noise σ² and one length N,
+    B = (1 + 1/N) Λ S_w Λ + (tr(Λ S_w) + σ²) Λ / N, G = Λ S_w Λ; the paper's (31) is S_w = I.
+    """
+
+    power: Float[Array, ""]
+    cross: Float[Array, "O OD D"]
+    second: Float[Array, "OD OD"]
+    covariance: Float[Array, "D D"]
+
+    def __init__(self, task: Task) -> None:
+        """Evaluate the closed forms for a task."""
+        covariance, lengths = task.covariance, LengthMoments.of(task)
+        tasks = task.second_moment()
+        outputs, size = task.outputs, task.size
+        # y_o β_p xᵀ and β_p β_rᵀ depend on the tasks through E[W_o W_pᵀ] only.
+        signal = jnp.einsum("da,oapb,bc->odpc", covariance, tasks, covariance)
+        self.power = jnp.einsum("ocod,cd->", tasks, covariance) + outputs * task.target_noise**2
+        self.covariance = covariance
+        if task.context_labels is ContextLabels.NOISE:
+            # The labels carry nothing of the task: β is noise, uncorrelated with the target.
+            self.cross = jnp.zeros((outputs, outputs * size, size))
+            noise = jnp.kron(jnp.eye(outputs), covariance)
+            self.second = lengths.pairs_single * noise
+            return
+        # E[β_p β_r] = E over the same and over different pairs: quartic and squared terms.
+        quartic = _quartic(task, tasks)
+        noise = jnp.einsum("pr,dc->pdrc", jnp.eye(outputs), covariance) * task.label_noise**2
+        second = (lengths.pairs_squared - lengths.pairs_single) * signal
+        second = second + lengths.pairs_single * (quartic + noise)
+        self.second = second.reshape(outputs * size, outputs * size)
+        # G[o, (p, d), c] = <n/z> E[(Λ W_pᵀ)_d (W_o Λ)_c].
+        cross = lengths.pairs * jnp.einsum("pdoc->opdc", signal)
+        self.cross = cross.reshape(outputs, outputs * size, size)
+
+    def __call__(self, model: AbstractModel) -> Float[Array, ""]:
+        self.require(model)
+        assert isinstance(model, AbstractLinearModel)
+        weights = ReducedFeatures().weights(model)
+        curved = jnp.einsum("jk,okd,dc->ojc", self.second, weights, self.covariance)
+        return self.power + jnp.sum(weights * (curved - 2 * self.cross))
+
+    def admits(self, model: AbstractModel) -> str | None:
+        if isinstance(model, AbstractLinearModel) and model.blocks is Blocks.FULL:
+            return (
+                "the closed form covers frozen zero blocks; freeze them, or use "
+                "full_population_moments(task), or sampled Moments"
+            )
+        return ReducedFeatures().admits(model)
+
+
+def _quartic(task: Task, tasks: Float[Array, "O D O D"]) -> Float[Array, "O D O D"]:
+    """`E[x xᵀ W_pᵀ W_r x xᵀ]` from the fourth moment of the standardised inputs."""
+    root = task.basis * jnp.sqrt(task.spectrum)[None, :]  # x = root z
+    inner = jnp.einsum("ai,oapb,bj->oipj", root, tasks, root)
+    rows = []
+    for o in range(task.outputs):
+        row = []
+        for p in range(task.outputs):
+            block = inner[o, :, p, :]
+            row.append(root @ task.inputs.quartic((block + block.T) / 2) @ root.T)
+        rows.append(jnp.stack(row, axis=1))
+    return jnp.stack(rows)

@@ -1,0 +1,30 @@
+"""Models: attention with merged or separate key and query, softmax of either, linear networks."""
+
+from iclflow.models.base import (
+    AbstractAttention,
+    AbstractInitialiser,
+    AbstractLinearModel,
+    AbstractModel,
+    Blocks,
+)
+from iclflow.models.merged import Merged, MergedInitialiser
+from iclflow.models.networks import MLP, ConvNet, NetworkInitialiser
+from iclflow.models.separate import Separate, SeparateInitialiser
+from iclflow.models.softmax import Softmax, SoftmaxInitialiser
+
+__all__ = [
+    "MLP",
+    "AbstractAttention",
+    "AbstractInitialiser",
+    "AbstractLinearModel",
+    "AbstractModel",
+    "Blocks",
+    "ConvNet",
+    "Merged",
+    "MergedInitialiser",
+    "NetworkInitialiser",
+    "Separate",
+    "SeparateInitialiser",
+    "Softmax",
+    "SoftmaxInitialiser",
+]

@@ -1,0 +1,116 @@
+"""What a model is: a pytree of weights that predicts the query's label from one prompt."""
+
+import abc
+import enum
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from iclflow.prompt import Prompt
+
+
+class Blocks(enum.Enum):
+    """Which weight blocks exist.
+
+    The blocks 𝐯ᵢ and 𝐮ᵢ (separate: the last entry of each key) start at zero and, in the
+    population, stay there (App. C.1, E.1). `FROZEN` leaves them out, the reduced models (M) and
+    (S). `FULL` trains them, as the published code does: with P sequences they grow to P^(-1/2).
+    """
+
+    FROZEN = "frozen"
+    FULL = "full"
+
+
+class AbstractModel(eqx.Module):
+    """A model predicts on ONE prompt; batches come from `jax.vmap`."""
+
+    @abc.abstractmethod
+    def __call__(self, prompt: Prompt) -> Float[Array, " O"]:
+        """The prediction ŷ_q."""
+
+
+class AbstractLinearModel(AbstractModel):
+    """A model whose prediction is linear in S ⊗ x_q: ŷ_o = Σ T[o,a,b,c] S[a,b] x_q[c] (7).
+
+    Token indices a, b run over the D inputs, then the O labels.
+    """
+
+    @property
+    @abc.abstractmethod
+    def blocks(self) -> Blocks:
+        """Which weight blocks this model has."""
+
+    @abc.abstractmethod
+    def effective_weights(self) -> Float[Array, "O T T D"]:
+        """T, the weights on S ⊗ x_q, all blocks."""
+
+    @abc.abstractmethod
+    def reduced_weights(self) -> Float[Array, "O O D D"]:
+        """M[o, p, d, c], the weights on β_p[d] x_q[c]: T with only the label blocks kept."""
+
+
+class AbstractAttention(AbstractLinearModel):
+    """One layer of multi-head attention without softmax."""
+
+    values: eqx.AbstractVar[Float[Array, "H O O"]]
+    value_inputs: eqx.AbstractVar[Float[Array, "H O D"] | None]
+
+    @abc.abstractmethod
+    def scores(self, tokens: Float[Array, "n T"], query: Float[Array, " D"]) -> Float[Array, "H n"]:
+        """Attention of the query token to every token, each head: its row of XᵀW^{KQ}X."""
+
+    @abc.abstractmethod
+    def key_query(self) -> Float[Array, "H T D"]:
+        """The left D columns of each W^{KQ}: [U; 𝐮ᵀ]."""
+
+    @property
+    def blocks(self) -> Blocks:
+        return Blocks.FROZEN if self.value_inputs is None else Blocks.FULL
+
+    def value_rows(self) -> Float[Array, "H O T"]:
+        """The bottom rows [𝐯ᵀ v] of each value matrix."""
+        if self.value_inputs is None:
+            heads, outputs, _ = self.values.shape
+            inputs = jnp.zeros((heads, outputs, self.input_size), self.values.dtype)
+        else:
+            inputs = self.value_inputs
+        return jnp.concatenate([inputs, self.values], axis=2)
+
+    @property
+    @abc.abstractmethod
+    def input_size(self) -> int:
+        """The input dimension D."""
+
+    def __call__(self, prompt: Prompt) -> Float[Array, " O"]:
+        tokens = prompt.tokens
+        return self.read(self.scores(tokens, prompt.query) / prompt.divisor, tokens)
+
+    def read(
+        self, attention: Float[Array, "H n"], tokens: Float[Array, "n T"]
+    ) -> Float[Array, " O"]:
+        """Σ over heads and tokens of attention times value: the bottom-right entry of (5)."""
+        return jnp.einsum("hoa,ha->o", self.value_rows(), attention @ tokens)
+
+    def effective_weights(self) -> Float[Array, "O T T D"]:
+        return jnp.einsum("hoa,hbc->oabc", self.value_rows(), self.key_query())
+
+    def reduced_weights(self) -> Float[Array, "O O D D"]:
+        return jnp.einsum("hop,hdc->opdc", self.values, self.key_query()[:, : self.input_size])
+
+
+class AbstractInitialiser(eqx.Module):
+    """key -> model at init scale w: every layer's expected squared norm is w², (34)(36)."""
+
+    scale: eqx.AbstractVar[Float[Array, ""]]
+
+    @abc.abstractmethod
+    def __call__(self, key: PRNGKeyArray) -> AbstractModel:
+        """Draw the initial weights."""
+
+
+def require_positive(**sizes: int) -> None:
+    """Raise `ValueError` for a size below one."""
+    for name, value in sizes.items():
+        if isinstance(value, bool) or int(value) != value or value < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {value}")

@@ -1,0 +1,114 @@
+"""One prompt: context pairs and a query, as the model sees them (1)."""
+
+import enum
+from collections.abc import Callable
+from typing import TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+Result = TypeVar("Result")
+
+
+class Normaliser(enum.Enum):
+    """What linear attention divides its sum over tokens by, for a context of n pairs.
+
+    The paper writes 1/N with the query not counted (`PAIRS`). The published code divides by
+    nothing at fixed length (`NONE`) and by the number of tokens at varying length (`TOKENS`).
+    With one fixed length the choices are rescalings of one another (E8); with varying length
+    they are different models (E3).
+    """
+
+    PAIRS = "pairs"  # n
+    TOKENS = "tokens"  # n + 1, the query counted
+    CONTEXT = "context"  # the longest context N, whatever n is
+    NONE = "none"  # 1
+
+
+class Prompt(eqx.Module):
+    """A sequence of N + 1 points and the prefix of it that is shown.
+
+    A prefix of length n is n labelled pairs followed by point n as the query; its label slot is
+    0 and its target is `targets[n]`. `length = None` is the whole sequence, n = N.
+    """
+
+    inputs: Float[Array, "N+1 D"]
+    labels: Float[Array, "N+1 O"]
+    targets: Float[Array, "N+1 O"]
+    length: Int[Array, ""] | None = None
+    normaliser: Normaliser = eqx.field(static=True, default=Normaliser.PAIRS)
+
+    @property
+    def context(self) -> int:
+        """The longest context N this sequence has."""
+        return self.inputs.shape[0] - 1
+
+    def prefix(self, length: Int[Array, ""] | int) -> "Prompt":
+        """The same sequence, cut after `length` pairs and one query."""
+        return Prompt(self.inputs, self.labels, self.targets, jnp.asarray(length), self.normaliser)
+
+    @property
+    def query(self) -> Float[Array, " D"]:
+        """The query's input x_q."""
+        return self.inputs[-1 if self.length is None else self.length]
+
+    @property
+    def target(self) -> Float[Array, " O"]:
+        """The label y_q the model should predict."""
+        return self.targets[-1 if self.length is None else self.length]
+
+    @property
+    def visible(self) -> Bool[Array, " N+1"] | None:
+        """Which tokens exist in this prefix, the query included; None when all do."""
+        if self.length is None:
+            return None
+        return jnp.arange(self.context + 1) <= self.length
+
+    @property
+    def tokens(self) -> Float[Array, "N+1 D+O"]:
+        """Rows (x_j, y_j); the query's label slot, and every hidden token, is 0."""
+        points = jnp.arange(self.context + 1)[:, None]
+        length = self.context if self.length is None else self.length
+        labels = jnp.where(points < length, self.labels, 0.0)
+        inputs = self.inputs
+        if self.length is not None:
+            inputs = jnp.where(points <= length, inputs, 0.0)
+        return jnp.concatenate([inputs, labels], axis=1)
+
+    @property
+    def divisor(self) -> Float[Array, ""] | int:
+        """The number linear attention divides by under this prompt's convention."""
+        pairs = self.context if self.length is None else self.length
+        match self.normaliser:
+            case Normaliser.PAIRS:
+                return pairs
+            case Normaliser.TOKENS:
+                return pairs + 1
+            case Normaliser.CONTEXT:
+                return self.context
+            case Normaliser.NONE:
+                return 1
+
+    @property
+    def second_moment(self) -> Float[Array, "D+O D+O"]:
+        """S = X Xᵀ / divisor, the query token included (29)."""
+        tokens = self.tokens
+        return tokens.T @ tokens / self.divisor
+
+    @property
+    def correlation(self) -> Float[Array, "O D"]:
+        """β = Σ yₙ xₙ / divisor, one row an output (8)."""
+        size = self.inputs.shape[1]
+        tokens = self.tokens
+        return tokens[:, size:].T @ tokens[:, :size] / self.divisor
+
+
+def map_prefixes(
+    function: Callable[[Prompt], Result], prompt: Prompt, lengths: tuple[int, ...]
+) -> Result:
+    """`function` of every prefix of one prompt, stacked along a new leading axis."""
+    if lengths == (prompt.context,):  # no masks when the whole sequence is the one prefix
+        return jax.tree.map(lambda a: a[None], function(prompt))
+    return jax.vmap(lambda n: function(prompt.prefix(n)))(jnp.asarray(lengths))

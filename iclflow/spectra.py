@@ -1,0 +1,40 @@
+"""Named eigenvalue spectra of the input covariance."""
+
+import difflib
+
+import numpy as np
+
+NAMES = ("white", "linear", "power:ALPHA")
+
+
+def named_spectrum(name: str, size: int, trace: float = 1.0) -> np.ndarray:
+    """The spectrum called `name`, with D = `size` eigenvalues, largest first, summing to `trace`.
+
+    `white`: all equal. `linear`: λ_d ∝ D, D-1, …, 1 (0.4, 0.3, 0.2, 0.1 for D = 4).
+    `power:α`: λ_d ∝ d^(-α) (`power:1` is the spectrum of Figs 4 and 9).
+    """
+    if size < 1:
+        raise ValueError(f"a spectrum needs at least one eigenvalue, got D = {size}")
+    rank = np.arange(1, size + 1, dtype=float)
+    kind, _, argument = name.partition(":")
+    if name == "white":
+        shape = np.ones(size)
+    elif name == "linear":
+        shape = rank[::-1].copy()
+    elif kind == "power":
+        try:
+            exponent = float(argument)
+        except ValueError:
+            raise ValueError(
+                f"spectrum {name!r} needs a number after 'power:', for example power:1"
+            ) from None
+        shape = rank**-exponent
+        shape = np.sort(shape)[::-1]
+    else:
+        near = difflib.get_close_matches(kind, [n.partition(":")[0] for n in NAMES], n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"unknown spectrum {name!r}: give a list such as 0.4,0.3,0.2,0.1 "
+            f"or one of {', '.join(NAMES)}{hint}"
+        )
+    return shape * (trace / shape.sum())
