@@ -10,12 +10,15 @@ from iclflow.losses.features import (
 from iclflow.losses.moments import Moments
 from iclflow.losses.population import Population
 from iclflow.losses.sequences import Sequences
+from iclflow.losses.stochastic import Fresh, Minibatch
 
 __all__ = [
     "AbstractFeatureMap",
     "AbstractLoss",
     "Features",
+    "Fresh",
     "FullFeatures",
+    "Minibatch",
     "Moments",
     "Population",
     "ReducedFeatures",

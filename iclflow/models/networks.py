@@ -38,16 +38,17 @@ class MLP(AbstractLinearModel):
         hidden = self.first @ cubic_features(prompt).T
         return jnp.einsum("hop,hp->o", self.second, hidden)
 
-    def _as_attention(self) -> Merged:
+    def as_attention(self) -> Merged:
+        """The merged attention with the same function."""
         heads, squared = self.first.shape
         size = round(squared**0.5)
         return Merged(self.second, jnp.swapaxes(self.first.reshape(heads, size, size), 1, 2))
 
     def reduced_weights(self) -> Float[Array, "O O D D"]:
-        return self._as_attention().reduced_weights()
+        return self.as_attention().reduced_weights()
 
     def effective_weights(self) -> Float[Array, "O T T D"]:
-        return self._as_attention().effective_weights()
+        return self.as_attention().effective_weights()
 
 
 class ConvNet(AbstractLinearModel):
@@ -80,14 +81,15 @@ class ConvNet(AbstractLinearModel):
         ).reshape(-1, heads, rank, size)
         return jnp.einsum("hop,hrc,phrc->o", self.third, self.second, convolved)
 
-    def _as_attention(self) -> Separate:
+    def as_attention(self) -> Separate:
+        """The separate attention with the same function."""
         return Separate(self.third, self.kernels, self.second)
 
     def reduced_weights(self) -> Float[Array, "O O D D"]:
-        return self._as_attention().reduced_weights()
+        return self.as_attention().reduced_weights()
 
     def effective_weights(self) -> Float[Array, "O T T D"]:
-        return self._as_attention().effective_weights()
+        return self.as_attention().effective_weights()
 
 
 class NetworkInitialiser(AbstractInitialiser):

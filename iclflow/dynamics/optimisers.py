@@ -1,0 +1,55 @@
+"""Update rules of descent, as Optax transformations built from a rate that may be traced."""
+
+import abc
+
+import equinox as eqx
+import optax
+from jaxtyping import Array, Float
+
+
+class AbstractOptimiser(eqx.Module):
+    """Which update a step of descent makes."""
+
+    @abc.abstractmethod
+    def transformation(self, rate: Float[Array, ""]) -> optax.GradientTransformation:
+        """The Optax transformation at this learning rate."""
+
+    @property
+    def keeps_time(self) -> bool:
+        """Whether a step advances the clock of gradient flow, t/τ = 2η."""
+        return False
+
+
+class GradientDescent(AbstractOptimiser):
+    """θ ← θ - η ∂L/∂θ."""
+
+    def transformation(self, rate: Float[Array, ""]) -> optax.GradientTransformation:
+        return optax.sgd(rate)
+
+    @property
+    def keeps_time(self) -> bool:
+        return True
+
+
+class Momentum(AbstractOptimiser):
+    """Heavy-ball momentum."""
+
+    decay: float = 0.9
+    nesterov: bool = eqx.field(static=True, default=False)
+
+    def transformation(self, rate: Float[Array, ""]) -> optax.GradientTransformation:
+        return optax.sgd(rate, momentum=self.decay, nesterov=self.nesterov)
+
+
+class Adam(AbstractOptimiser):
+    """Adam; with weight decay, AdamW."""
+
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def transformation(self, rate: Float[Array, ""]) -> optax.GradientTransformation:
+        return optax.adamw(
+            rate, b1=self.b1, b2=self.b2, eps=self.eps, weight_decay=self.weight_decay
+        )

@@ -1,0 +1,58 @@
+"""Losses whose training step sees a random batch: minibatches of a set, or fresh data."""
+
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from iclflow.losses.base import AbstractLoss
+from iclflow.losses.features import Features
+from iclflow.losses.sequences import Sequences
+from iclflow.models import AbstractModel
+from iclflow.sampling import PromptSet
+from iclflow.task import Task
+
+
+class Minibatch(AbstractLoss):
+    """Each step descends the loss of `size` sequences drawn without replacement."""
+
+    whole: Features | Sequences
+    size: int = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        if not 1 <= self.size <= self.whole.count:
+            raise ValueError(
+                f"the batch must have between 1 and {self.whole.count} sequences, got {self.size}"
+            )
+
+    def __call__(self, model: AbstractModel) -> Float[Array, ""]:
+        return self.whole(model)
+
+    def admits(self, model: AbstractModel) -> str | None:
+        return self.whole.admits(model)
+
+    def draw(self, key: PRNGKeyArray) -> AbstractLoss:
+        index = jax.random.choice(key, self.whole.count, (self.size,), replace=False)
+        return self.whole.take(index)
+
+
+class Fresh(AbstractLoss):
+    """Each step descends the loss of `size` new sequences; `evaluation` is what is reported."""
+
+    task: Task
+    evaluation: AbstractLoss
+    size: int = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"the batch must have at least 1 sequence, got {self.size}")
+
+    def __call__(self, model: AbstractModel) -> Float[Array, ""]:
+        return self.evaluation(model)
+
+    def admits(self, model: AbstractModel) -> str | None:
+        return self.evaluation.admits(model)
+
+    def draw(self, key: PRNGKeyArray) -> AbstractLoss:
+        prompts = PromptSet(self.task, key, self.size)
+        return Sequences(prompts.prompts(), self.task.lengths)
