@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from iclflow.linalg import gaussian_moment
+
 
 class AbstractInputs(eqx.Module):
     """A standardised distribution on R^D."""
@@ -88,6 +90,12 @@ class StudentT(AbstractInputs):
         return _gaussian_quartic(a) * (self.degrees - 2) / (self.degrees - 4)
 
 
+def extended_fourth(task: Float[Array, "O D"]) -> Float[Array, "U U U U"]:
+    """`u ⊗ u ⊗ u ⊗ u` of u = (1, vec W) for one task."""
+    u = jnp.concatenate([jnp.ones(1), task.reshape(-1)])
+    return jnp.einsum("i,j,k,l->ijkl", u, u, u, u)
+
+
 class AbstractTaskVectors(eqx.Module):
     """A distribution of the task matrix W [O, D] in y = W x (O = 1: the task vector)."""
 
@@ -98,6 +106,10 @@ class AbstractTaskVectors(eqx.Module):
     @abc.abstractmethod
     def second_moment(self) -> Float[Array, "O D O D"]:
         """`E[W_{oc} W_{pd}]`."""
+
+    @abc.abstractmethod
+    def fourth_moment(self) -> Float[Array, "U U U U"]:
+        """`E[u ⊗ u ⊗ u ⊗ u]` of u = (1, vec W): all moments of W up to the fourth."""
 
     @abc.abstractmethod
     def symmetric(self) -> bool:
@@ -119,6 +131,13 @@ class NormalTasks(AbstractTaskVectors):
         spread = jnp.einsum("op,cd->ocpd", jnp.eye(outputs, dtype=self.mean.dtype), self.covariance)
         return spread + jnp.einsum("oc,pd->ocpd", self.mean, self.mean)
 
+    def fourth_moment(self) -> Float[Array, "U U U U"]:
+        outputs, size = self.mean.shape
+        spread = jnp.kron(jnp.eye(outputs), self.covariance)
+        mean = jnp.concatenate([jnp.ones(1), self.mean.reshape(-1)])
+        index = jnp.ix_(*[jnp.arange(1 + outputs * size)] * 4)
+        return gaussian_moment(jnp.pad(spread, ((1, 0), (1, 0))), mean, *index)
+
     def symmetric(self) -> bool:
         return not bool(jnp.any(self.mean != 0))
 
@@ -133,6 +152,9 @@ class TaskPool(AbstractTaskVectors):
 
     def second_moment(self) -> Float[Array, "O D O D"]:
         return jnp.einsum("moc,mpd->ocpd", self.tasks, self.tasks) / self.tasks.shape[0]
+
+    def fourth_moment(self) -> Float[Array, "U U U U"]:
+        return jnp.mean(jax.vmap(extended_fourth)(self.tasks), axis=0)
 
     def symmetric(self) -> bool:
         order = jnp.lexsort(self.tasks.reshape(self.tasks.shape[0], -1).T)

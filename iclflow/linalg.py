@@ -1,11 +1,13 @@
-"""Linear algebra shared by the science: symmetric roots, random rotations, symmetric packing."""
+"""Linear algebra shared by the science: roots, rotations, packing, factored products."""
 
 import functools
+from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Complex, Float, PRNGKeyArray
 
 
 def random_rotation(key: PRNGKeyArray, size: int) -> Float[Array, "D D"]:
@@ -39,4 +41,96 @@ def pack_dual(matrix: Float[Array, "*batch n n c"]) -> Float[Array, "*batch K c"
     """Weights on the packed entries: `sum(W * S) == sum(pack_dual(W) * pack_symmetric(S))`."""
     rows, columns = packed_pairs(matrix.shape[-2])
     both = matrix[..., rows, columns, :] + matrix[..., columns, rows, :]
-    return both * jnp.where(rows == columns, 0.5, 1.0)[:, None].astype(matrix.dtype)
+    once = np.where(rows == columns, 0.5, 1.0).astype(matrix.dtype)
+    return jnp.einsum("...kc,k->...kc", both, once)
+
+
+def gaussian_moment(
+    covariance: Float[Array, "n n"], mean: Float[Array, " n"], *index: Array
+) -> Float[Array, "..."]:
+    """`E[u_i u_j …]` of u ~ N(mean, covariance) for broadcastable integer arrays i, j, … (Isserlis)."""
+    if not index:
+        return jnp.ones((), covariance.dtype)
+    first, rest = index[0], index[1:]
+    total = mean[first] * gaussian_moment(covariance, mean, *rest)
+    for k, other in enumerate(rest):
+        remaining = rest[:k] + rest[k + 1 :]
+        total = total + covariance[first, other] * gaussian_moment(covariance, mean, *remaining)
+    return total
+
+
+class FactoredMatrix(eqx.Module):
+    """The matrix M = A B kept as its factors: the product of size m x n is never formed.
+
+    Everything goes through the r x r core of A = Q_a R_a and Bᵀ = Q_b R_b, at a cost of order
+    (m + n) r². Batches come from `jax.vmap`, as in `jax.vmap(FactoredMatrix)(lefts, rights)`.
+    """
+
+    left: Float[Array, "m r"] = eqx.field(converter=jnp.asarray)  # A
+    right: Float[Array, "r n"] = eqx.field(converter=jnp.asarray)  # B
+
+    def __check_init__(self) -> None:
+        if self.left.shape[-1] != self.right.shape[-2]:
+            raise ValueError(
+                f"the factors of a matrix must share their inner size, got {self.left.shape} and "
+                f"{self.right.shape}; transpose one of them"
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the product."""
+        return self.left.shape[-2], self.right.shape[-1]
+
+    def transpose(self) -> "FactoredMatrix":
+        """Mᵀ = Bᵀ Aᵀ."""
+        return FactoredMatrix(self.right.T, self.left.T)
+
+    def core(self) -> Float[Array, "a b"]:
+        """R_a R_bᵀ, which has the singular values of M."""
+        outer = jnp.linalg.qr(self.left, mode="r")
+        inner = jnp.linalg.qr(self.right.T, mode="r")
+        return outer @ inner.T
+
+    def singular_values(self) -> Float[Array, " k"]:
+        """The min(m, n, r) leading singular values, largest first; all others are zero."""
+        return jnp.linalg.svd(self.core(), compute_uv=False)
+
+    def svd(self) -> tuple[Float[Array, "m k"], Float[Array, " k"], Float[Array, "k n"]]:
+        """U, σ and Vᵀ of M = U diag(σ) Vᵀ."""
+        q_left, r_left = jnp.linalg.qr(self.left)
+        q_right, r_right = jnp.linalg.qr(self.right.T)
+        u, values, vt = jnp.linalg.svd(r_left @ r_right.T, full_matrices=False)
+        return q_left @ u, values, vt @ q_right.T
+
+    def frobenius_norm(self) -> Float[Array, ""]:
+        """‖M‖_F, from the core (the trace of Gram matrices would lose half the digits)."""
+        return jnp.linalg.norm(self.core())
+
+    def trace(self) -> Float[Array, ""]:
+        """tr(A B) = Σᵢⱼ Aᵢⱼ Bⱼᵢ, for a square M."""
+        return jnp.sum(self.left * self.right.T)
+
+    def eigenvalues(self) -> Complex[Array, " r"]:
+        """The eigenvalues of B A: with zeros, those of a square M (CPU only, as JAX's `eig`)."""
+        return jnp.linalg.eigvals(self.right @ self.left)
+
+    def dense(self) -> Float[Array, "m n"]:
+        """The product itself; for small matrices."""
+        return self.left @ self.right
+
+    def __matmul__(self, other: Any) -> Any:
+        if isinstance(other, FactoredMatrix):
+            middle = self.right @ other.left
+            if self.left.shape[-1] <= other.left.shape[-1]:
+                return FactoredMatrix(self.left, middle @ other.right)
+            return FactoredMatrix(self.left @ middle, other.right)
+        if jnp.ndim(other) == 1:
+            return self.left @ (self.right @ other)
+        return FactoredMatrix(self.left, self.right @ other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        if jnp.ndim(other) == 1:
+            return (other @ self.left) @ self.right
+        return FactoredMatrix(other @ self.left, self.right)
+
+    __array_ufunc__ = None  # NumPy arrays hand `array @ factored` over to us

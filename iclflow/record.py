@@ -71,12 +71,12 @@ QUANTITIES: dict[str, Quantity] = {
 WEIGHT_DIMS: dict[str, tuple[str, ...]] = {
     "values": ("head", "output", "label"),
     "merged": ("head", "row", "column"),
-    "keys": ("head", "rank", "row"),
-    "queries": ("head", "rank", "column"),
+    "keys": ("head", "pair", "row"),
+    "queries": ("head", "pair", "column"),
     "value_inputs": ("head", "output", "row"),
     "key_labels": ("head", "label", "column"),
     "first": ("head", "feature"),
-    "kernels": ("head", "rank", "row"),
+    "kernels": ("head", "pair", "row"),
     "second": ("head", "output", "label"),
     "third": ("head", "output", "label"),
 }

@@ -224,7 +224,7 @@ class Task(eqx.Module):
         if fixed is None:
             fixed = jax.random.bernoulli(keys["fixed"], self.fixed_fraction)
         return Draw(
-            inputs=(z * jnp.sqrt(self.spectrum)) @ self.basis.T,
+            inputs=(z * jnp.sqrt(self.spectrum)[None, :]) @ self.basis.T,
             task=jnp.where(fixed, self.fixed_task, self.tasks.sample(keys["task"])),
             noise=jax.random.normal(keys["noise"], shape),
             target_noise=jax.random.normal(keys["target"], shape),

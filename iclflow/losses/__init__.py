@@ -9,6 +9,7 @@ from iclflow.losses.features import (
 )
 from iclflow.losses.moments import Moments
 from iclflow.losses.population import Population
+from iclflow.losses.population_moments import population_moments
 from iclflow.losses.sequences import Sequences
 from iclflow.losses.stochastic import Fresh, Minibatch
 
@@ -23,4 +24,5 @@ __all__ = [
     "Population",
     "ReducedFeatures",
     "Sequences",
+    "population_moments",
 ]

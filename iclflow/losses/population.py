@@ -84,7 +84,7 @@ class Population(AbstractLoss):
         if isinstance(model, AbstractLinearModel) and model.blocks is Blocks.FULL:
             return (
                 "the closed form covers frozen zero blocks; freeze them, or use "
-                "full_population_moments(task), or sampled Moments"
+                "population_moments(task), or sampled Moments"
             )
         return ReducedFeatures().admits(model)
 

@@ -1,0 +1,93 @@
+"""The command line: `iclflow COMMAND ...`. No science inside; each command imports it when run."""
+
+import argparse
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import iclflow
+
+# name -> one line; the module iclflow.cli.<name> has `add_arguments(parser)` and `run(args) -> int`.
+COMMANDS = {
+    "simulate": "train a model on a task at the level of exactness you choose",
+    "train": "the flags of the published code, in seconds instead of days",
+    "compare": "repeat a recorded run of the published code and report the difference",
+}
+
+EXAMPLES = """examples:
+  iclflow simulate --spectrum 0.4,0.3,0.2,0.1 --context 31 --heads 5 --init 0.01 --plot run.png
+  iclflow train --model attnM --head 8 --init 1e-6
+  iclflow COMMAND --help
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line and exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line on stderr and exit with 2."""
+        fail(f"{message} (see {self.prog} --help)")
+
+
+def fail(message: str) -> NoReturn:
+    """One clear line on stderr, exit code 2."""
+    print(f"iclflow: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def build_parser(command: str | None = None) -> Parser:
+    """The parser; only the named command's options are built, so that start-up is quick."""
+    parser = Parser(
+        prog="iclflow",
+        description="How does a transformer acquire in-context learning during training?",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"iclflow {iclflow.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    for name, line in COMMANDS.items():
+        if command not in (None, name):
+            continue
+        if command is None:
+            commands.add_parser(name, help=line)
+            continue
+        module = importlib.import_module(f"iclflow.cli.{name}")
+        sub = commands.add_parser(
+            name,
+            help=line,
+            description=module.__doc__.split("\n\n")[0],
+            epilog=getattr(module, "EXAMPLES", None),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(sub)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help"):
+        build_parser().print_help()
+        return 0 if given else 2
+    if given[0] == "--version":
+        build_parser().parse_args(given)
+    if given[0] not in COMMANDS:
+        near = difflib.get_close_matches(given[0], COMMANDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        fail(f"unknown command {given[0]!r}; there are {', '.join(COMMANDS)}{hint}")
+    args = build_parser(given[0]).parse_args(given)
+    module = importlib.import_module(f"iclflow.cli.{given[0]}")
+    try:
+        import jax
+
+        jax.config.update("jax_enable_x64", True)
+        return module.run(args)
+    except (ValueError, OSError) as error:
+        fail(str(error))
+    except MemoryError as error:
+        fail(f"not enough memory: {error}")
+    except KeyboardInterrupt:
+        print("iclflow: interrupted; nothing was written", file=sys.stderr)
+        return 130

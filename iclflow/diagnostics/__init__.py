@@ -1,0 +1,60 @@
+"""What a model is doing at a moment of its training, read from arrays alone."""
+
+from iclflow.diagnostics.alignment import (
+    active_head_count,
+    active_heads,
+    assign_heads,
+    head_alignment,
+    head_contributions,
+    head_parallelism,
+    pairwise_cosines,
+)
+from iclflow.diagnostics.curvature import Ritz, hessian_product, lanczos, top_eigenvalues
+from iclflow.diagnostics.spectrum import (
+    convergence_order,
+    effective_rank,
+    marginalised_effective_rank,
+    mode_strengths,
+    relative_to_start,
+    remove_modes,
+    singular_values,
+    stable_rank,
+    tracked_effective_rank,
+)
+from iclflow.diagnostics.subspace import (
+    consecutive_distances,
+    principal_angles,
+    projector_distance,
+    right_basis,
+    subspace_distance,
+    unexplained,
+)
+
+__all__ = [
+    "Ritz",
+    "active_head_count",
+    "active_heads",
+    "assign_heads",
+    "consecutive_distances",
+    "convergence_order",
+    "effective_rank",
+    "head_alignment",
+    "head_contributions",
+    "head_parallelism",
+    "hessian_product",
+    "lanczos",
+    "marginalised_effective_rank",
+    "mode_strengths",
+    "pairwise_cosines",
+    "principal_angles",
+    "projector_distance",
+    "relative_to_start",
+    "remove_modes",
+    "right_basis",
+    "singular_values",
+    "stable_rank",
+    "subspace_distance",
+    "top_eigenvalues",
+    "tracked_effective_rank",
+    "unexplained",
+]

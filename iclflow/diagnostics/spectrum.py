@@ -1,0 +1,108 @@
+"""How many directions a weight matrix uses: measures of its singular values.
+
+Equation numbers are those of Mainali & Teixeira (2025). Every function takes the singular values
+of one matrix, so that a product kept as factors is never formed; zero matrices have rank 0.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from iclflow.linalg import FactoredMatrix
+
+
+def singular_values(matrix: Float[Array, "m n"] | FactoredMatrix) -> Float[Array, " k"]:
+    """The singular values of a matrix or of a factored one, largest first."""
+    if isinstance(matrix, FactoredMatrix):
+        return matrix.singular_values()
+    return jnp.linalg.svd(jnp.asarray(matrix), compute_uv=False)
+
+
+def effective_rank(values: Float[Array, " k"]) -> Float[Array, ""]:
+    """exp(-Σ σ̂ ln σ̂) with σ̂ = σ/Σσ (15): k equal singular values give k, whatever their size."""
+    total = jnp.sum(values)
+    share = values / jnp.where(total > 0, total, 1)
+    entropy = -jnp.sum(jax.scipy.special.xlogy(share, share))
+    return jnp.where(total > 0, jnp.exp(entropy), 0).astype(values.dtype)
+
+
+def stable_rank(values: Float[Array, " k"]) -> Float[Array, ""]:
+    """‖M‖_F² / ‖M‖₂² = Σσ²/σ₁²: never above the rank, and deaf to small singular values."""
+    top = jnp.max(values)
+    scaled = values / jnp.where(top > 0, top, 1)
+    return jnp.sum(scaled**2)
+
+
+def marginalised_effective_rank(values: Float[Array, " k"], drop: int) -> Float[Array, ""]:
+    """The effective rank (15) without the `drop` largest singular values.
+
+    The first reading of "after removing the components that converged earliest": the largest
+    components are taken to be those. `tracked_effective_rank` is the second.
+    """
+    if not 0 <= drop < values.shape[0]:
+        raise ValueError(
+            f"drop must leave at least one of {values.shape[0]} singular values, got {drop}"
+        )
+    return effective_rank(-jnp.sort(-values)[drop:])
+
+
+def mode_strengths(
+    matrix: Float[Array, "m n"] | FactoredMatrix,
+    left: Float[Array, "m k"],
+    right: Float[Array, "n k"],
+) -> Float[Array, " k"]:
+    """uᵢᵀ M vᵢ for tracked modes (uᵢ, vᵢ), such as the singular vectors of the last checkpoint."""
+    if isinstance(matrix, FactoredMatrix):
+        return jnp.sum((left.T @ matrix.left) * (matrix.right @ right).T, axis=1)
+    return jnp.sum((left.T @ matrix) * right.T, axis=1)
+
+
+def convergence_order(
+    strengths: Float[Array, "T k"], tolerance: float = 0.1
+) -> tuple[Int[Array, " k"], Int[Array, " k"]]:
+    """Tracked modes in the order in which they converge, and the saved time at which each did.
+
+    A mode has converged at the first saved time after which it stays within `tolerance` of its
+    last value (relative to the mode's largest size). Ties go to the stronger mode.
+    """
+    final = strengths[-1:]
+    size = jnp.max(jnp.abs(strengths), axis=0, keepdims=True)
+    far = jnp.abs(strengths - final) > tolerance * size
+    index = jnp.arange(1, strengths.shape[0] + 1)[:, None]
+    settled = jnp.max(jnp.where(far, index, 0), axis=0)
+    return jnp.lexsort((-jnp.abs(final[0]), settled)), settled
+
+
+def tracked_effective_rank(
+    strengths: Float[Array, "T k"], drop: int, tolerance: float = 0.1
+) -> Float[Array, " T"]:
+    """The effective rank (15) of |uᵢᵀ M(t) vᵢ| without the `drop` modes that converged first.
+
+    The second reading of the marginalised effective rank: modes are followed by their
+    directions, so a component that is learned early is dropped even when it ends up small.
+    """
+    if not 0 <= drop < strengths.shape[1]:
+        raise ValueError(f"drop must leave at least one of {strengths.shape[1]} modes, got {drop}")
+    order, _ = convergence_order(strengths, tolerance)
+    return jax.vmap(effective_rank)(jnp.abs(strengths)[:, order[drop:]])
+
+
+def remove_modes(
+    matrix: Float[Array, "m n"] | FactoredMatrix,
+    left: Float[Array, "m k"],
+    right: Float[Array, "n k"],
+) -> Float[Array, "m n"] | FactoredMatrix:
+    """(I - U Uᵀ) M (I - V Vᵀ): the matrix outside the tracked orthonormal modes."""
+    if isinstance(matrix, FactoredMatrix):
+        return FactoredMatrix(
+            matrix.left - left @ (left.T @ matrix.left),
+            matrix.right - (matrix.right @ right) @ right.T,
+        )
+    rest = matrix - left @ (left.T @ matrix)
+    return rest - (rest @ right) @ right.T
+
+
+def relative_to_start(series: Float[Array, "T *rest"]) -> Float[Array, "T *rest"]:
+    """A measure over saved times divided by its value at the first one (1 where that is zero)."""
+    first = series[:1]
+    return jnp.where(first != 0, series / jnp.where(first != 0, first, 1), 1)

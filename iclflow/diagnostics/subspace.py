@@ -1,0 +1,92 @@
+"""Where the row space of a weight matrix points, against its last or its previous value.
+
+Equation numbers are those of Mainali & Teixeira (2025). A basis is k orthonormal rows. For the
+column space, pass the transpose.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from iclflow.linalg import FactoredMatrix
+
+
+def right_basis(
+    matrix: Float[Array, "m n"] | FactoredMatrix, count: int | None = None
+) -> Float[Array, "k n"]:
+    """The `count` leading right singular vectors, as rows.
+
+    Without `count`, all of them, where rows that belong to a singular value at rounding level
+    are zero: the projector VᵀV is then the one on the row space.
+    """
+    if isinstance(matrix, FactoredMatrix):
+        _, values, vt = matrix.svd()
+    else:
+        _, values, vt = jnp.linalg.svd(jnp.asarray(matrix), full_matrices=False)
+    if count is None:
+        cutoff = max(matrix.shape) * jnp.finfo(values.dtype).eps * values[0]
+        return jnp.where((values > cutoff)[:, None], vt, 0)
+    if not 1 <= count <= vt.shape[0]:
+        raise ValueError(
+            f"the subspace must have between 1 and {vt.shape[0]} dimensions, got {count}"
+        )
+    return vt[:count]
+
+
+def subspace_distance(
+    matrix: Float[Array, "m n"] | FactoredMatrix,
+    final: Float[Array, "l n"] | FactoredMatrix,
+    count: int | None = None,
+) -> Float[Array, ""]:
+    """min over A of ‖A M - M∞‖_F / ‖M∞‖_F = ‖M∞ (I - V Vᵀ)‖_F / ‖M∞‖_F (16).
+
+    V holds the right singular vectors of M; it is 0 for any invertible M unless only the top
+    `count` are used. For M∞ = 0 there is nothing to reach and the distance is 0.
+    """
+    return unexplained(final, right_basis(matrix, count))
+
+
+def unexplained(
+    final: Float[Array, "m n"] | FactoredMatrix, basis: Float[Array, "k n"]
+) -> Float[Array, ""]:
+    """‖M∞ (I - V Vᵀ)‖_F / ‖M∞‖_F: the share of M∞ outside the span of the rows of `basis`."""
+    if isinstance(final, FactoredMatrix):
+        outer = jnp.linalg.qr(final.left, mode="r")
+        inner = final.right
+        final = outer @ inner  # r x n, with the row space and the norms of M∞
+        rest = outer @ (inner - (inner @ basis.T) @ basis)
+    else:
+        rest = final - (final @ basis.T) @ basis
+    size = jnp.linalg.norm(final)
+    return jnp.linalg.norm(rest) / jnp.where(size > 0, size, 1)
+
+
+def projector_distance(first: Float[Array, "k n"], second: Float[Array, "k n"]) -> Float[Array, ""]:
+    """‖P₁ - P₂‖_F / √(2k), the root mean square sine of the principal angles: 0 to 1.
+
+    From the residual rather than from k - ‖V₁V₂ᵀ‖², which would lose half the digits.
+    """
+    rest = second - (second @ first.T) @ first
+    return jnp.linalg.norm(rest) / jnp.sqrt(first.shape[0])
+
+
+def principal_angles(first: Float[Array, "k n"], second: Float[Array, "l n"]) -> Float[Array, " p"]:
+    """The angles between two subspaces given by orthonormal rows, largest first, in radians.
+
+    From cosines where they are small and sines where they are small, so that every angle has
+    full precision.
+    """
+    if first.shape[0] < second.shape[0]:
+        first, second = second, first
+    cosines = jnp.linalg.svd(first @ second.T, compute_uv=False)
+    rest = second - (second @ first.T) @ first
+    sines = jnp.linalg.svd(rest, compute_uv=False)[::-1]  # ascending, to match the cosines
+    cosines, sines = jnp.clip(cosines, 0, 1), jnp.clip(sines, 0, 1)
+    return jnp.where(cosines**2 < 0.5, jnp.arccos(cosines), jnp.arcsin(sines))[::-1]
+
+
+def consecutive_distances(bases: Float[Array, "T k n"]) -> Float[Array, " T-1"]:
+    """Projector distance from each saved subspace to the one before: needs no last checkpoint."""
+    previous, following = bases[:-1], bases[1:]
+    overlap = jnp.einsum("tkn,tln->tkl", following, previous)
+    rest = following - jnp.einsum("tkl,tln->tkn", overlap, previous)
+    return jnp.sqrt(jnp.sum(rest**2, axis=(1, 2)) / bases.shape[1])

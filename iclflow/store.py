@@ -1,0 +1,53 @@
+"""Datasets on disk: NetCDF, written whole or not at all, never over a different run."""
+
+import os
+import secrets
+from pathlib import Path
+
+import xarray as xr
+
+
+def check_free(path: Path | str, key: str) -> None:
+    """Raise `FileExistsError` if `path` holds anything but the run with this content key."""
+    path = Path(path)
+    if not path.exists():
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"the folder {path.parent} does not exist; create it first")
+        return
+    try:
+        found = load(path).attrs.get("content_key")
+    except (OSError, ValueError):
+        found = None
+    if found != key:
+        raise FileExistsError(
+            f"{path} exists and holds something else; choose another name or move it away"
+        )
+
+
+def save(dataset: xr.Dataset, path: Path | str) -> Path:
+    """Write a Dataset to NetCDF: to a temporary name first, then renamed into place."""
+    path = Path(path)
+    check_free(path, str(dataset.attrs.get("content_key")))
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    encoding = {
+        name: {"zlib": True, "complevel": 4} for name, v in dataset.items() if v.size > 1000
+    }
+    try:
+        dataset.to_netcdf(partial, engine="h5netcdf", encoding=encoding)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def load(path: Path | str) -> xr.Dataset:
+    """Read a Dataset, or raise `ValueError` with a reason in one line."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        with xr.open_dataset(path, engine="h5netcdf") as dataset:
+            return dataset.load()
+    except (OSError, KeyError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} is not a readable NetCDF file ({reason[:120]})") from None

@@ -1,0 +1,1 @@
+"""Formulas of the theory: no simulation, no randomness."""
