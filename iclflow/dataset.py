@@ -18,6 +18,7 @@ from iclflow.record import QUANTITIES, WEIGHT_DIMS
 from iclflow.trajectory import RESULTS, Trajectory
 
 OUTCOMES = ("finished", "diverged", "not_a_number", "step_limit", "interrupted")
+INTERRUPTED = OUTCOMES.index("interrupted")
 _EXTRA_DIMS = ("output", "label", "row", "column", "feature")
 
 

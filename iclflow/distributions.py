@@ -19,8 +19,10 @@ class AbstractInputs(eqx.Module):
     """A standardised distribution on R^D."""
 
     @abc.abstractmethod
-    def sample(self, key: PRNGKeyArray, count: int, size: int) -> Float[Array, "n D"]:
-        """Draw `count` independent vectors of length `size`."""
+    def from_normals(
+        self, normals: Float[Array, "n D"], key: PRNGKeyArray
+    ) -> Float[Array, "n D"]:
+        """Turn rows of standard normal numbers (and a key, if more is needed) into draws."""
 
     @abc.abstractmethod
     def quartic(self, a: Float[Array, "D D"]) -> Float[Array, "D D"]:
@@ -34,8 +36,10 @@ def _gaussian_quartic(a: Float[Array, "D D"]) -> Float[Array, "D D"]:
 class Gaussian(AbstractInputs):
     """Independent standard normal components (2)."""
 
-    def sample(self, key: PRNGKeyArray, count: int, size: int) -> Float[Array, "n D"]:
-        return jax.random.normal(key, (count, size))
+    def from_normals(
+        self, normals: Float[Array, "n D"], key: PRNGKeyArray
+    ) -> Float[Array, "n D"]:
+        return normals
 
     def quartic(self, a: Float[Array, "D D"]) -> Float[Array, "D D"]:
         return _gaussian_quartic(a)
@@ -44,9 +48,11 @@ class Gaussian(AbstractInputs):
 class Sphere(AbstractInputs):
     """Uniform on the sphere of radius sqrt(D)."""
 
-    def sample(self, key: PRNGKeyArray, count: int, size: int) -> Float[Array, "n D"]:
-        z = jax.random.normal(key, (count, size))
-        return z * jnp.sqrt(size) / jnp.linalg.norm(z, axis=-1, keepdims=True)
+    def from_normals(
+        self, normals: Float[Array, "n D"], key: PRNGKeyArray
+    ) -> Float[Array, "n D"]:
+        length = jnp.linalg.norm(normals, axis=-1, keepdims=True)
+        return normals * jnp.sqrt(normals.shape[1]) / length
 
     def quartic(self, a: Float[Array, "D D"]) -> Float[Array, "D D"]:
         size = a.shape[0]
@@ -56,8 +62,10 @@ class Sphere(AbstractInputs):
 class Rademacher(AbstractInputs):
     """Independent signs (fourth moment 1: the lightest tails there are)."""
 
-    def sample(self, key: PRNGKeyArray, count: int, size: int) -> Float[Array, "n D"]:
-        return jax.random.rademacher(key, (count, size)).astype(jnp.result_type(float))
+    def from_normals(
+        self, normals: Float[Array, "n D"], key: PRNGKeyArray
+    ) -> Float[Array, "n D"]:
+        return jnp.where(normals < 0, -1.0, 1.0)
 
     def quartic(self, a: Float[Array, "D D"]) -> Float[Array, "D D"]:
         return _gaussian_quartic(a) - 2 * jnp.diag(jnp.diagonal(a))
@@ -75,11 +83,11 @@ class StudentT(AbstractInputs):
                 f"got {self.degrees}; 8 is a usual heavy-tailed choice"
             )
 
-    def sample(self, key: PRNGKeyArray, count: int, size: int) -> Float[Array, "n D"]:
-        normal_key, radius_key = jax.random.split(key)
-        z = jax.random.normal(normal_key, (count, size))
-        chi2 = 2 * jax.random.gamma(radius_key, self.degrees / 2, (count, 1))
-        return z * jnp.sqrt((self.degrees - 2) / chi2)
+    def from_normals(
+        self, normals: Float[Array, "n D"], key: PRNGKeyArray
+    ) -> Float[Array, "n D"]:
+        chi2 = 2 * jax.random.gamma(key, self.degrees / 2, (normals.shape[0], 1))
+        return normals * jnp.sqrt((self.degrees - 2) / chi2)
 
     def quartic(self, a: Float[Array, "D D"]) -> Float[Array, "D D"]:
         if not self.degrees > 4:
@@ -99,9 +107,21 @@ def extended_fourth(task: Float[Array, "O D"]) -> Float[Array, "U U U U"]:
 class AbstractTaskVectors(eqx.Module):
     """A distribution of the task matrix W [O, D] in y = W x (O = 1: the task vector)."""
 
+    @property
     @abc.abstractmethod
+    def dims(self) -> tuple[int, int]:
+        """(O, D), the shape of a task matrix."""
+
+    @abc.abstractmethod
+    def from_normals(
+        self, normals: Float[Array, "O D"], key: PRNGKeyArray
+    ) -> Float[Array, "O D"]:
+        """Turn standard normal numbers (and a key, if more is needed) into one task."""
+
     def sample(self, key: PRNGKeyArray) -> Float[Array, "O D"]:
         """Draw one task."""
+        normal_key, other_key = jax.random.split(key)
+        return self.from_normals(jax.random.normal(normal_key, self.dims), other_key)
 
     @abc.abstractmethod
     def second_moment(self) -> Float[Array, "O D O D"]:
@@ -123,8 +143,14 @@ class NormalTasks(AbstractTaskVectors):
     covariance: Float[Array, "D D"]
     root: Float[Array, "D D"]
 
-    def sample(self, key: PRNGKeyArray) -> Float[Array, "O D"]:
-        return self.mean + jax.random.normal(key, self.mean.shape) @ self.root
+    @property
+    def dims(self) -> tuple[int, int]:
+        return self.mean.shape[0], self.mean.shape[1]
+
+    def from_normals(
+        self, normals: Float[Array, "O D"], key: PRNGKeyArray
+    ) -> Float[Array, "O D"]:
+        return self.mean + normals @ self.root
 
     def second_moment(self) -> Float[Array, "O D O D"]:
         outputs = self.mean.shape[0]
@@ -147,7 +173,13 @@ class TaskPool(AbstractTaskVectors):
 
     tasks: Float[Array, "M O D"]
 
-    def sample(self, key: PRNGKeyArray) -> Float[Array, "O D"]:
+    @property
+    def dims(self) -> tuple[int, int]:
+        return self.tasks.shape[1], self.tasks.shape[2]
+
+    def from_normals(
+        self, normals: Float[Array, "O D"], key: PRNGKeyArray
+    ) -> Float[Array, "O D"]:
         return self.tasks[jax.random.randint(key, (), 0, self.tasks.shape[0])]
 
     def second_moment(self) -> Float[Array, "O D O D"]:

@@ -10,12 +10,14 @@ import numpy as np
 from jaxtyping import Array, Complex, Float, PRNGKeyArray
 
 
+@functools.partial(jax.jit, static_argnames="size")
 def random_rotation(key: PRNGKeyArray, size: int) -> Float[Array, "D D"]:
     """An orthogonal matrix from the Haar measure (QR of a Gaussian matrix, signs fixed)."""
     q, r = jnp.linalg.qr(jax.random.normal(key, (size, size)))
     return q * jnp.sign(jnp.diagonal(r))[None, :]
 
 
+@functools.partial(jax.jit, static_argnames="power")
 def symmetric_power(matrix: Float[Array, "D D"], power: float) -> Float[Array, "D D"]:
     """`matrix ** power` for a positive semidefinite matrix; a pseudo-inverse power if negative."""
     values, vectors = jnp.linalg.eigh(matrix)
@@ -48,7 +50,7 @@ def pack_dual(matrix: Float[Array, "*batch n n c"]) -> Float[Array, "*batch K c"
 def gaussian_moment(
     covariance: Float[Array, "n n"], mean: Float[Array, " n"], *index: Array
 ) -> Float[Array, "..."]:
-    """`E[u_i u_j …]` of u ~ N(mean, covariance) for broadcastable integer arrays i, j, … (Isserlis)."""
+    """`E[u_i u_j …]` of u ~ N(mean, covariance), by Isserlis; i, j, … broadcast."""
     if not index:
         return jnp.ones((), covariance.dtype)
     first, rest = index[0], index[1:]

@@ -94,8 +94,7 @@ def resolve(
             near = difflib.get_close_matches(name, QUANTITIES, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(
-                f"nothing called {name!r} can be recorded; there are "
-                f"{', '.join(QUANTITIES)}{hint}"
+                f"nothing called {name!r} can be recorded; there are {', '.join(QUANTITIES)}{hint}"
             )
         record[name] = QUANTITIES[name].function
     for name, function in (also or {}).items():

@@ -17,23 +17,23 @@ Progress = Callable[[int, int], None]  # (prompts done, prompts in all)
 class Matching(eqx.Module):
     """Shifts and scalings that give a finite sample the population's first moments.
 
-    The published code centres x at each token position over the sample and whitens the task
-    vectors, which is why few sequences look like the population there.
+    The published code centres x at each token position over the sample and, where all task
+    vectors are random, whitens them, which is why few sequences look like the population there.
+    Without `task_mean` and `whitener` the task vectors stay as drawn.
     """
 
     input_mean: Float[Array, "N+1 D"]
-    task_mean: Float[Array, "O D"]
-    whitener: Float[Array, "OD OD"]  # sample covariance of vec(W) to that of the task
+    task_mean: Float[Array, "O D"] | None = None
+    whitener: Float[Array, "OD OD"] | None = None  # sample covariance of vec(W) to the task's
 
     def __call__(self, task: Task, draw: Draw) -> Draw:
+        centred = eqx.tree_at(lambda d: d.inputs, draw, draw.inputs - self.input_mean)
+        if self.task_mean is None or self.whitener is None:
+            return centred
         assert isinstance(task.tasks, NormalTasks)
-        centred = (draw.task - self.task_mean).reshape(-1) @ self.whitener
-        return Draw(
-            inputs=draw.inputs - self.input_mean,
-            task=task.tasks.mean + centred.reshape(draw.task.shape),
-            noise=draw.noise,
-            target_noise=draw.target_noise,
-        )
+        white = (draw.task - self.task_mean).reshape(-1) @ self.whitener
+        matched = task.tasks.mean + white.reshape(draw.task.shape)
+        return eqx.tree_at(lambda d: d.task, centred, matched)
 
 
 class PromptSet(eqx.Module):
@@ -59,6 +59,12 @@ class PromptSet(eqx.Module):
         """State the set; `matched` whitens the task vectors and centres the inputs over it."""
         plain = cls(task, key, count)
         return cls(task, key, count, plain._measure()) if matched else plain
+
+    @classmethod
+    def centred(cls, task: Task, count: int, key: PRNGKeyArray) -> "PromptSet":
+        """The set with its inputs centred over it, at each position, and nothing else changed."""
+        inputs, _, _ = cls(task, key, count)._sums()
+        return cls(task, key, count, Matching(inputs / count))
 
     def _draw(self, index: Int[Array, ""]) -> Draw:
         fixed = index < jnp.round(self.task.fixed_fraction * self.count)
@@ -96,13 +102,7 @@ class PromptSet(eqx.Module):
                 f"moment matching needs more sequences with random task vectors than the "
                 f"{size} numbers of a task, got {random}"
             )
-        sums = None
-        chunk = min(self.count, 8192)
-        for index, mask in self.chunks(chunk):
-            part = _moment_sums(self, index, mask)
-            sums = part if sums is None else jax.tree.map(jnp.add, sums, part)
-        assert sums is not None
-        inputs, tasks, squares = sums
+        inputs, tasks, squares = self._sums()
         mean = tasks / random
         covariance = squares / random - jnp.outer(mean, mean)
         target = jnp.kron(jnp.eye(self.task.outputs), self.task.tasks.covariance)
@@ -111,6 +111,15 @@ class PromptSet(eqx.Module):
             mean.reshape(self.task.outputs, self.task.size),
             symmetric_power(covariance, -0.5) @ symmetric_power(target, 0.5),
         )
+
+    def _sums(self) -> tuple[Array, Array, Array]:
+        """Sums of inputs, of random task vectors and of their squares, chunk by chunk."""
+        sums = None
+        for index, mask in self.chunks(min(self.count, 8192)):
+            part = _moment_sums(self, index, mask)
+            sums = part if sums is None else jax.tree.map(jnp.add, sums, part)
+        assert sums is not None
+        return sums
 
 
 @eqx.filter_jit

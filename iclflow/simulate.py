@@ -58,12 +58,12 @@ def simulate(
 
 
 @eqx.filter_jit
-def _simulate(loss, model, dynamics, marks, record, key) -> Trajectory:  # noqa: ANN001
+def _simulate(loss, model, dynamics, marks, record, key) -> Trajectory:
     return dynamics.advance(loss, dynamics.start(loss, model, key), marks, record)
 
 
 @eqx.filter_jit
-def _resume(loss, state, dynamics, marks, record) -> Trajectory:  # noqa: ANN001
+def _resume(loss, state, dynamics, marks, record) -> Trajectory:
     return dynamics.advance(loss, state, marks, record)
 
 

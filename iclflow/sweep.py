@@ -12,16 +12,15 @@ import numpy as np
 import xarray as xr
 from jaxtyping import ArrayLike, PRNGKeyArray
 
-from iclflow.dataset import OUTCOMES, attributes, finish, outcome, stamp, variables
-from iclflow.dynamics import AbstractDynamics, Descent
-from iclflow.dynamics.descent import DescentState
+from iclflow.batch import BatchResult, Run, group_runs, train_together
+from iclflow.dataset import INTERRUPTED, attributes, finish, stamp, variables
+from iclflow.dynamics import AbstractDynamics
 from iclflow.losses import AbstractLoss, Population
 from iclflow.models import AbstractInitialiser, AbstractModel
 from iclflow.record import resolve
 from iclflow.simulate import SAVES, check_marks
 from iclflow.task import Task
 
-SEGMENTS = 12  # compiled pieces of a run, between which progress is shown and Ctrl-C works
 Source = AbstractLoss | Task | Callable[[PRNGKeyArray], AbstractLoss]
 
 
@@ -70,48 +69,32 @@ def sweep(
         for j, seed in enumerate(numbers):
             key = jax.random.key(seed)
             weights = jax.random.key(numbers[0]) if vary is Vary.DATA else key
-            runs.append(_Run((*index, j), losses[j], here[1](weights), here[2], key))
+            runs.append(Run((*index, j), losses[j], _draw(here[1], weights), here[2], key))
     for run in runs:
         reason = run.dynamics.admits(run.loss, run.model)
         if reason is not None:
             raise ValueError(f"cannot train {type(run.model).__name__}: {reason}")
-    marks = np.asarray(
-        dynamics.marks(SAVES) if saveat is None else check_marks(saveat, dynamics)
-    )
-    groups = _groups(runs)
+    marks = np.asarray(dynamics.marks(SAVES) if saveat is None else check_marks(saveat, dynamics))
+    groups = group_runs(runs)
     total = float(marks[-1]) * len(groups)
     results = []
     for i, group in enumerate(groups):
         report = None
         if progress is not None:
             report = lambda done, i=i: progress(i * float(marks[-1]) + done, total)  # noqa: E731
-        results.append(_train(group, marks, resolve(record, also), report))
+        results.append(train_together(group, marks, resolve(record, also), report))
         if results[-1].interrupted:
             break
     if settings is None:
         about = {"source": source, "init": init, "dynamics": dynamics, "vary": vary}
         settings = {**about, "seeds": numbers, "axes": axes, "record": list(record)}
     coordinates = {**axes, "seed": numbers}
-    return _assemble(results, runs, coordinates, marks, settings)
+    return _assemble(results, coordinates, marks, settings)
 
 
-@dataclasses.dataclass
-class _Run:
-    index: tuple[int, ...]
-    loss: AbstractLoss
-    model: AbstractModel
-    dynamics: AbstractDynamics
-    key: PRNGKeyArray
-
-
-@dataclasses.dataclass
-class _Result:
-    runs: list[_Run]
-    record: dict[str, Any]  # [run, time, ...]
-    time: np.ndarray
-    result: np.ndarray
-    stopped: np.ndarray
-    interrupted: bool
+@eqx.filter_jit
+def _draw(init: AbstractInitialiser, key: PRNGKeyArray) -> AbstractModel:
+    return init(key)
 
 
 def _at(point: Mapping[str, Any], source: Any, init: Any, dynamics: Any) -> tuple[Any, Any, Any]:
@@ -168,105 +151,8 @@ def _losses(source: Any, seeds: Sequence[int], vary: Vary) -> list[AbstractLoss]
     return [source(jax.random.key(seed)) for seed in seeds]
 
 
-def _groups(runs: Sequence[_Run]) -> list[list[_Run]]:
-    """Runs that can be trained together: the same loss arrays, shapes and static settings."""
-    groups: dict[Any, list[_Run]] = {}
-    for run in runs:
-        small = sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(run.loss, eqx.is_array)))
-        shared = None if small <= 4096 else id(run.loss)
-        parts = (run.loss, run.model, run.dynamics)
-        arrays, static = eqx.partition(parts, eqx.is_array)
-        shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(arrays))
-        key = (shared, shapes, jax.tree.structure(arrays), str(jax.tree.leaves(static)))
-        groups.setdefault(key, []).append(run)
-    return list(groups.values())
-
-
-def _stack(trees: Sequence[Any]) -> tuple[Any, Any]:
-    """Stacked trees and their vmap axes; one shared tree if all are the same object."""
-    first = trees[0]
-    if all(tree is first for tree in trees):
-        return first, None
-    arrays = [eqx.partition(tree, eqx.is_array)[0] for tree in trees]
-    static = eqx.partition(first, eqx.is_array)[1]
-    return eqx.combine(jax.tree.map(lambda *a: jnp.stack(a), *arrays), static), eqx.if_array(0)
-
-
-@eqx.filter_jit
-def _start(losses, models, dynamics, keys, axes) -> Any:  # noqa: ANN001
-    def one(loss: Any, model: Any, how: Any, key: Any) -> Any:
-        return how.start(loss, model, key)
-
-    return eqx.filter_vmap(one, in_axes=axes)(losses, models, dynamics, keys)
-
-
-@eqx.filter_jit
-def _advance(losses, state, dynamics, marks, record, axes) -> Any:  # noqa: ANN001
-    def one(loss: Any, state: Any, how: Any) -> Any:
-        return how.advance(loss, state, marks, record)
-
-    return eqx.filter_vmap(one, in_axes=axes)(losses, state, dynamics)
-
-
-def _train(
-    group: list[_Run], marks: np.ndarray, record: dict, report: Callable[[float], None] | None
-) -> _Result:
-    losses, loss_axis = _stack([run.loss for run in group])
-    dynamics, dynamics_axis = _stack([run.dynamics for run in group])
-    models = jax.tree.map(lambda *a: jnp.stack(a), *[run.model for run in group])
-    keys = jnp.stack([run.key for run in group])
-    map_axis = eqx.if_array(0)
-    state = _start(losses, models, dynamics, keys, (loss_axis, map_axis, dynamics_axis, map_axis))
-    state_axis: Any = map_axis
-    if isinstance(group[0].dynamics, Descent):
-        # One step counter for the whole batch keeps the inner loop free of per-run tests.
-        state = DescentState(state.run, state.step[0])
-        state_axis = DescentState(map_axis, None)
-    size = -(-len(marks) // SEGMENTS)
-    pieces, interrupted, done = [], False, 0
-    try:
-        for begin in range(0, len(marks), size):
-            segment = marks[begin : begin + size]
-            padded = np.concatenate([segment, np.repeat(segment[-1:], size - len(segment))])
-            run = _advance(
-                losses, state, dynamics, padded, record, (loss_axis, state_axis, dynamics_axis)
-            )
-            jax.block_until_ready(run.record)
-            state = run.state
-            if isinstance(state, DescentState):
-                state = DescentState(state.run, state.step[0])
-            pieces.append(jax.tree.map(lambda a, n=len(segment): np.asarray(a)[:, :n], run.record))
-            ended = (outcome(run.result), np.asarray(run.stopped))
-            done = begin + len(segment)
-            if report is not None:
-                report(float(segment[-1]))
-    except KeyboardInterrupt:
-        interrupted = True
-        if not pieces:
-            raise
-    joined = jax.tree.map(lambda *a: np.concatenate(a, axis=1), *pieces)
-    if interrupted:
-        missing = len(marks) - done
-        joined = jax.tree.map(
-            lambda a: np.pad(
-                a, [(0, 0), (0, missing)] + [(0, 0)] * (a.ndim - 2), constant_values=np.nan
-            ),
-            joined,
-        )
-        ended = (np.where(ended[0] == 0, OUTCOMES.index("interrupted"), ended[0]), ended[1])
-    clocks = np.stack([_clock(run.dynamics, marks) for run in group])
-    return _Result(group, joined, clocks, ended[0], ended[1], interrupted)
-
-
-def _clock(dynamics: AbstractDynamics, marks: np.ndarray) -> np.ndarray:
-    if not isinstance(dynamics, Descent):
-        return marks
-    return marks * (2 * float(dynamics.rate) if dynamics.optimiser.keeps_time else np.nan)
-
-
 def _assemble(
-    results: Sequence[_Result],
-    runs: Sequence[_Run],
+    results: Sequence[BatchResult],
     coordinates: Mapping[str, Sequence[Any]],
     marks: np.ndarray,
     settings: Any,
@@ -275,12 +161,14 @@ def _assemble(
     shape = tuple(len(values) for values in coordinates.values())
     blocks: dict[str, tuple[tuple[str, ...], list]] = {}
     clock = np.full((*shape, len(marks)), np.nan)
-    ended = np.full(shape, OUTCOMES.index("interrupted"), np.int8)
+    ended = np.full(shape, INTERRUPTED, np.int8)
     stopped = np.zeros(shape)
+    edge = np.full(shape, np.nan)
     for result in results:
         for i, run in enumerate(result.runs):
             clock[run.index] = result.time[i]
             ended[run.index], stopped[run.index] = result.result[i], result.stopped[i]
+            edge[run.index] = result.sharpness[i]
         for name, (dims, array) in variables(result.record, 2).items():
             rows = blocks.setdefault(name, (dims, []))[1]
             rows.extend((run.index, array[i]) for i, run in enumerate(result.runs))
@@ -302,8 +190,9 @@ def _assemble(
         result=(lead, ended),
         stopped=(lead, stopped),
     )
+    about = {"long_name": "largest Hessian eigenvalue of $L$ at the last weights", "units": "1"}
+    dataset = dataset.assign(final_sharpness=(lead, edge, about))
     if not same:
         label = {"long_name": r"training time $t/\tau$", "units": "1"}
         dataset = dataset.drop_vars("time").assign(clock=((*lead, "time"), clock, label))
     return dataset.assign_coords({name: list(values) for name, values in coordinates.items()})
-

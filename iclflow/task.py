@@ -106,16 +106,15 @@ class Task(eqx.Module):
                 f"{spectrum.shape}; for example [0.4, 0.3, 0.2, 0.1]"
             )
         size = spectrum.size
-        basis = _basis(rotation, size)
-        order = jnp.argsort(-spectrum, stable=True)
-        self.spectrum = spectrum[order]
-        self.basis = basis[:, order] if rotation is not None else basis
+        self.spectrum, self.basis = _largest_first(spectrum, _basis(rotation, size))
+        if rotation is None:
+            self.basis = _basis(None, size)
         self.inputs = Gaussian() if inputs is None else inputs
         self.tasks = _task_vectors(tasks, task_covariance, task_mean, pool, outputs, self.basis)
         self.label_noise = jnp.asarray(label_noise, dtype=float)
         self.target_noise = jnp.asarray(target_noise, dtype=float)
         self.fixed_fraction = jnp.asarray(fixed_fraction, dtype=float)
-        outputs = jax.eval_shape(self.tasks.sample, jax.random.key(0)).shape[0]
+        outputs = self.tasks.dims[0]
         if fixed_task is None:
             self.fixed_task = jnp.broadcast_to(self.basis.sum(axis=1), (outputs, size))
         else:
@@ -217,17 +216,21 @@ class Task(eqx.Module):
 
     def draw(self, key: PRNGKeyArray, fixed: Bool[Array, ""] | bool | None = None) -> Draw:
         """Draw the numbers behind one prompt; `fixed` forces or forbids the fixed task."""
-        kinds = ("inputs", "task", "fixed", "noise", "target")
-        keys = dict(zip(kinds, jax.random.split(key, len(kinds)), strict=True))
-        points, shape = self.context + 1, (self.context + 1, self.outputs)
-        z = self.inputs.sample(keys["inputs"], points, self.size)
+        points, outputs, size = self.context + 1, self.outputs, self.size
+        # One block of normal numbers a prompt: random calls are what sampling costs to compile.
+        normals = jax.random.normal(key, (points * (size + 2 * outputs) + outputs * size,))
+        cuts = np.cumsum([points * size, points * outputs, points * outputs])
+        inputs, noise, target_noise, task = jnp.split(normals, cuts)
+        input_key, task_key, fixed_key = jax.random.split(jax.random.fold_in(key, 1), 3)
+        z = self.inputs.from_normals(inputs.reshape(points, size), input_key)
         if fixed is None:
-            fixed = jax.random.bernoulli(keys["fixed"], self.fixed_fraction)
+            fixed = jax.random.bernoulli(fixed_key, self.fixed_fraction)
+        drawn = self.tasks.from_normals(task.reshape(outputs, size), task_key)
         return Draw(
             inputs=(z * jnp.sqrt(self.spectrum)[None, :]) @ self.basis.T,
-            task=jnp.where(fixed, self.fixed_task, self.tasks.sample(keys["task"])),
-            noise=jax.random.normal(keys["noise"], shape),
-            target_noise=jax.random.normal(keys["target"], shape),
+            task=jnp.where(fixed, self.fixed_task, drawn),
+            noise=noise.reshape(points, outputs),
+            target_noise=target_noise.reshape(points, outputs),
         )
 
     def prompt(self, draw: Draw) -> Prompt:
@@ -246,9 +249,17 @@ class Task(eqx.Module):
         return self.prompt(self.draw(key))
 
 
+@jax.jit  # one compilation for the set-up, not one an operation
+def _largest_first(
+    spectrum: Float[Array, " D"], basis: Float[Array, "D D"]
+) -> tuple[Float[Array, " D"], Float[Array, "D D"]]:
+    order = jnp.argsort(-spectrum, stable=True)
+    return spectrum[order], basis[:, order]
+
+
 def _basis(rotation: Any, size: int) -> Float[Array, "D D"]:
     if rotation is None:
-        return jnp.eye(size)
+        return jnp.asarray(np.eye(size), dtype=float)
     if jnp.issubdtype(rotation.dtype, jax.dtypes.prng_key):
         return random_rotation(rotation, size)
     return jnp.asarray(rotation, dtype=float)
@@ -273,16 +284,17 @@ def _task_vectors(
         if members.size == 0 or members.shape[-1] != size or members.ndim not in (2, 3):
             raise ValueError(f"a task pool must be [M, {size}] with M > 0, got {members.shape}")
         return TaskPool(members.reshape(members.shape[0], -1, size))
-    matrix = jnp.eye(size) if covariance is None else jnp.asarray(covariance, dtype=float)
+    mean = np.zeros((outputs, size)) if mean is None else mean
+    rows = jnp.broadcast_to(jnp.asarray(mean, dtype=float), (outputs, size))
+    if covariance is None:
+        return NormalTasks(rows, _basis(None, size), _basis(None, size))
+    matrix = jnp.asarray(covariance, dtype=float)
     if matrix.ndim == 1:
         matrix = (basis * matrix[None, :]) @ basis.T
     if matrix.shape != (size, size):
         raise ValueError(f"the task covariance must be {size} x {size}, got {matrix.shape}")
     _require("eigenvalues of the task covariance", jnp.linalg.eigvalsh(matrix), lower=-1e-12)
-    rows = jnp.zeros((outputs, size)) if mean is None else jnp.asarray(mean, dtype=float)
-    return NormalTasks(
-        jnp.broadcast_to(rows, (outputs, size)), matrix, symmetric_power(matrix, 0.5)
-    )
+    return NormalTasks(rows, matrix, symmetric_power(matrix, 0.5))
 
 
 def _require(name: str, values: Array, lower: float = -np.inf, upper: float = np.inf) -> None:

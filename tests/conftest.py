@@ -1,6 +1,16 @@
 """Strict JAX, double precision and runtime shape checks for the whole package."""
 
+from typing import Any, Self
+
 import jax
+from beartype import BeartypeConf, FrozenDict, beartype
+from jaxtyping import install_import_hook
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# The hook decorates methods one by one, where beartype cannot know which class `Self` is.
+typecheck = beartype(conf=BeartypeConf(hint_overrides=FrozenDict({Self: Any})))
+
+# Before the first import of the package: every annotation in it is then checked when called.
+install_import_hook("iclflow", "conftest.typecheck")

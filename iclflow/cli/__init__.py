@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import iclflow
 
-# name -> one line; the module iclflow.cli.<name> has `add_arguments(parser)` and `run(args) -> int`.
+# Name -> one line. Module iclflow.cli.<name> has `add_arguments(parser)` and `run(args) -> int`.
 COMMANDS = {
     "simulate": "train a model on a task at the level of exactness you choose",
     "train": "the flags of the published code, in seconds instead of days",

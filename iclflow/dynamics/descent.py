@@ -141,6 +141,4 @@ class Descent(AbstractDynamics):
 
 
 def _select(condition: Bool[Array, ""], new: Any, old: Any) -> Any:
-    return jax.tree.map(
-        lambda a, b: jnp.where(condition, a, b) if eqx.is_array(a) else a, new, old
-    )
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b) if eqx.is_array(a) else a, new, old)

@@ -31,9 +31,7 @@ class Flow(AbstractDynamics):
     tolerance: float = 1e-9
     max_steps: int = eqx.field(static=True, default=200_000)
 
-    def __init__(
-        self, time: ArrayLike, tolerance: float = 1e-9, max_steps: int = 200_000
-    ) -> None:
+    def __init__(self, time: ArrayLike, tolerance: float = 1e-9, max_steps: int = 200_000) -> None:
         """End time t/τ, relative tolerance of the solver, and its limit of steps."""
         self.time = jnp.asarray(time, dtype=float)
         self.tolerance = tolerance

@@ -10,16 +10,17 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from iclflow.linalg import pack_dual, pack_symmetric
 from iclflow.losses.base import AbstractLoss
+from iclflow.memory import require_memory
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
 from iclflow.prompt import Prompt, map_prefixes
-from iclflow.sampling import PromptSet, Progress
+from iclflow.sampling import Progress, PromptSet
 from iclflow.task import Task
 
 NOT_LINEAR = "its prediction is linear in no fixed features of the prompt; use Sequences"
 
 
 class AbstractFeatureMap(eqx.Module):
-    """Features φ = statistic ⊗ x_q in which every linear model is linear: ŷ_o = Σ W[o,k,c] φ[k,c]."""
+    """Features φ = statistic ⊗ x_q, in which linear models are linear: ŷ_o = Σ W[o,k,c] φ[k,c]."""
 
     @abc.abstractmethod
     def statistic(self, prompt: Prompt) -> Float[Array, " K"]:
@@ -97,6 +98,11 @@ class Features(AbstractLoss):
     ) -> Self:
         """Draw prompts and keep their features; `task.lengths` prefixes of each."""
         map_ = FullFeatures() if features is None else features
+        require_memory(
+            features_bytes(task, sequences, map_),
+            f"the features of {sequences} sequences",
+            "use Moments, whose memory does not depend on them, or fewer sequences",
+        )
         prompts = PromptSet.sample(task, sequences, key, matched=matched)
         parts = []
         for index, mask in prompts.chunks(min(sequences, 8192)):
@@ -131,6 +137,12 @@ class Features(AbstractLoss):
     def take(self, index: Array) -> Self:
         """The same loss on some of the sequences."""
         return type(self)(self.statistic[index], self.query[index], self.target[index], self.map)
+
+
+def features_bytes(task: Task, sequences: int, features: AbstractFeatureMap) -> int:
+    """Memory for the features, and for the copies a training step makes of them."""
+    row = features.count(task) // task.size + task.size + task.outputs
+    return 3 * 8 * sequences * len(task.lengths) * row
 
 
 def _features(

@@ -9,8 +9,9 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from iclflow.losses.base import AbstractLoss
 from iclflow.losses.features import AbstractFeatureMap, Features, FullFeatures, extract
+from iclflow.memory import require_memory
 from iclflow.models import AbstractLinearModel, AbstractModel
-from iclflow.sampling import PromptSet, Progress
+from iclflow.sampling import Progress, PromptSet
 from iclflow.task import Task
 
 CHUNK_BYTES = 64 * 2**20  # features of one chunk of prompts
@@ -54,6 +55,11 @@ class Moments(AbstractLoss):
         The prompts are those of `Features.sample` and `Sequences.sample` with the same key.
         """
         map_ = FullFeatures() if features is None else features
+        require_memory(
+            moments_bytes(task, map_),
+            f"the moments of {map_.count(task)} features",
+            "use Features or Sequences, which keep prompts instead, or freeze the zero blocks",
+        )
         prompts = PromptSet.sample(task, sequences, key, matched=matched)
         row = map_.count(task) * len(task.lengths) * 8
         chunk = max(1, min(sequences, 16384, CHUNK_BYTES // row))
@@ -84,6 +90,11 @@ class Moments(AbstractLoss):
 
     def admits(self, model: AbstractModel) -> str | None:
         return self.map.admits(model)
+
+
+def moments_bytes(task: Task, features: AbstractFeatureMap) -> int:
+    """Memory for the moments and the gradient step that uses them."""
+    return 3 * 8 * features.count(task) ** 2
 
 
 def _sums(

@@ -50,28 +50,7 @@ class Population(AbstractLoss):
 
     def __init__(self, task: Task) -> None:
         """Evaluate the closed forms for a task."""
-        covariance, lengths = task.covariance, LengthMoments.of(task)
-        tasks = task.second_moment()
-        outputs, size = task.outputs, task.size
-        # y_o β_p xᵀ and β_p β_rᵀ depend on the tasks through E[W_o W_pᵀ] only.
-        signal = jnp.einsum("da,oapb,bc->odpc", covariance, tasks, covariance)
-        self.power = jnp.einsum("ocod,cd->", tasks, covariance) + outputs * task.target_noise**2
-        self.covariance = covariance
-        if task.context_labels is ContextLabels.NOISE:
-            # The labels carry nothing of the task: β is noise, uncorrelated with the target.
-            self.cross = jnp.zeros((outputs, outputs * size, size))
-            noise = jnp.kron(jnp.eye(outputs), covariance)
-            self.second = lengths.pairs_single * noise
-            return
-        # E[β_p β_r] = E over the same and over different pairs: quartic and squared terms.
-        quartic = _quartic(task, tasks)
-        noise = jnp.einsum("pr,dc->pdrc", jnp.eye(outputs), covariance) * task.label_noise**2
-        second = (lengths.pairs_squared - lengths.pairs_single) * signal
-        second = second + lengths.pairs_single * (quartic + noise)
-        self.second = second.reshape(outputs * size, outputs * size)
-        # G[o, (p, d), c] = <n/z> E[(Λ W_pᵀ)_d (W_o Λ)_c].
-        cross = lengths.pairs * jnp.einsum("pdoc->opdc", signal)
-        self.cross = cross.reshape(outputs, outputs * size, size)
+        self.power, self.cross, self.second, self.covariance = _closed_form(task)
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         self.require(model)
@@ -87,6 +66,32 @@ class Population(AbstractLoss):
                 "population_moments(task), or sampled Moments"
             )
         return ReducedFeatures().admits(model)
+
+
+@eqx.filter_jit  # one compilation for all of it, not one an operation
+def _closed_form(task: Task) -> tuple[Array, Array, Array, Array]:
+    """E|y|², G, B and Λ of a task."""
+    covariance, lengths = task.covariance, LengthMoments.of(task)
+    tasks = task.second_moment()
+    outputs, size = task.outputs, task.size
+    power = jnp.einsum("ocod,cd->", tasks, covariance) + outputs * task.target_noise**2
+    if task.context_labels is ContextLabels.NOISE:
+        # The labels carry nothing of the task: β is noise, uncorrelated with the target.
+        cross = jnp.zeros((outputs, outputs * size, size))
+        second = lengths.pairs_single * jnp.kron(jnp.eye(outputs), covariance)
+        return power, cross, second, covariance
+    # Λ E[W_oᵀ W_p] Λ: what two different pairs, or a pair and the query, have in common.
+    signal = jnp.einsum("da,oapb,bc->odpc", covariance, tasks, covariance)
+    noise = jnp.einsum("pr,dc->pdrc", jnp.eye(outputs), covariance) * task.label_noise**2
+    second = (lengths.pairs_squared - lengths.pairs_single) * signal
+    second = second + lengths.pairs_single * (_quartic(task, tasks) + noise)
+    cross = lengths.pairs * jnp.einsum("pdoc->opdc", signal)
+    return (
+        power,
+        cross.reshape(outputs, outputs * size, size),
+        second.reshape(outputs * size, outputs * size),
+        covariance,
+    )
 
 
 def _quartic(task: Task, tasks: Float[Array, "O D O D"]) -> Float[Array, "O D O D"]:

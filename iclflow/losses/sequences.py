@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from iclflow.losses.base import AbstractLoss
+from iclflow.memory import require_memory
 from iclflow.models import AbstractModel
 from iclflow.prompt import Prompt
-from iclflow.sampling import PromptSet, Progress
+from iclflow.sampling import Progress, PromptSet
 from iclflow.task import Task
 
 
@@ -34,6 +35,12 @@ class Sequences(AbstractLoss):
         progress: Progress | None = None,
     ) -> Self:
         """Draw and keep `sequences` prompts."""
+        token = task.size + task.outputs
+        require_memory(
+            4 * 8 * sequences * (task.context + 1) * token,
+            f"{sequences} sequences of {task.context + 1} tokens",
+            "use Moments (linear models), or fewer sequences",
+        )
         prompts = PromptSet.sample(task, sequences, key, matched=matched).prompts()
         if progress is not None:
             progress(sequences, sequences)

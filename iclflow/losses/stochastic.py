@@ -1,6 +1,5 @@
 """Losses whose training step sees a random batch: minibatches of a set, or fresh data."""
 
-
 import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray

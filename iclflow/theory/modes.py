@@ -113,38 +113,41 @@ class Modes(eqx.Module):
         inside = set(self.members(index_set))
         return tuple(s for s in range(self.rank) if s not in inside)
 
+    def _array(self, values: np.ndarray | np.floating) -> Array:
+        # Sets of every size pass through here: NumPy has nothing to compile for each.
+        return jnp.asarray(values, dtype=self.covariance.dtype)
+
     def weight(self, index_set: Iterable[int]) -> Float[Array, "D D"]:
         """M(S) = B^(-1/2) (Σ_{s∈S} σ_s u_s w_sᵀ) Λ^(-1/2), (C1) (23)(55) and E1."""
-        index = jnp.asarray(self.members(index_set), dtype=int)
-        return (self.key_vectors[:, index] * self.singular[None, index]) @ self.query_vectors[
-            :, index
-        ].T
+        index = np.asarray(self.members(index_set), dtype=int)
+        keys, queries = np.asarray(self.key_vectors), np.asarray(self.query_vectors)
+        sigma = np.asarray(self.singular)
+        return self._array((keys[:, index] * sigma[None, index]) @ queries[:, index].T)
 
     def level(self, index_set: Iterable[int]) -> Float[Array, ""]:
         """L(M(S)) = E[y²] - Σ_{s∈S} σ_s² (24)(59)."""
-        return self.power - jnp.sum(self.drops[jnp.asarray(self.members(index_set), dtype=int)])
+        index = np.asarray(self.members(index_set), dtype=int)
+        return self._array(np.asarray(self.power) - np.sum(np.asarray(self.singular)[index] ** 2))
 
     def residual(self, index_set: Iterable[int]) -> Float[Array, "D D"]:
-        """A_S = G - B M(S) Λ = B^(1/2) (Σ_{s∉S} σ_s u_s w_sᵀ) Λ^(1/2) on the range of Λ."""
-        index = jnp.asarray(self.others(index_set), dtype=int)
-        keys = self.second @ self.key_vectors[:, index]
-        queries = self.covariance @ self.query_vectors[:, index]
-        return (keys * self.singular[None, index]) @ queries.T
+        """A_S = G - B M(S) Λ = B^(1/2) (Σ_{s∉S} σ_s u_s w_sᵀ) Λ^(1/2)."""
+        index = np.asarray(self.others(index_set), dtype=int)
+        keys = np.asarray(self.second) @ np.asarray(self.key_vectors)[:, index]
+        queries = np.asarray(self.covariance) @ np.asarray(self.query_vectors)[:, index]
+        return self._array((keys * np.asarray(self.singular)[None, index]) @ queries.T)
 
     def gains(self, index_set: Iterable[int]) -> Gains:
         """The rank - |S| positive singular values of A_S with their vectors."""
         index = np.asarray(self.others(index_set), dtype=int)
         if self.commuting:  # A_S = Σ_{j∉S} g_j e_j e_jᵀ, whatever the degeneracies
-            order = index[np.argsort(-np.asarray(self.g)[index], kind="stable")]
-            return Gains(self.g[order], self.left[:, order], self.right[:, order])
-        left, values, right = np.linalg.svd(np.asarray(self.residual(index_set)))
-        count = len(index)
-        dtype = self.covariance.dtype
-        return Gains(
-            jnp.asarray(values[:count], dtype),
-            jnp.asarray(left[:, :count], dtype),
-            jnp.asarray(right[:count].T, dtype),
-        )
+            g, e = np.asarray(self.g), np.asarray(self.right)
+            order = index[np.argsort(-g[index], kind="stable")]
+            left, values, right = e[:, order], g[order], e[:, order]
+        else:
+            left, values, right = np.linalg.svd(np.asarray(self.residual(index_set)))
+            count = len(index)
+            left, values, right = left[:, :count], values[:count], right[:count].T
+        return Gains(self._array(values), self._array(left), self._array(right))
 
     def _along(self, matrix: Float[Array, "D D"]) -> Float[Array, " r"]:
         if not self.commuting:
@@ -152,7 +155,8 @@ class Modes(eqx.Module):
                 "Λ, B and G of this task have no common eigenvectors, so a mode has no "
                 "eigenvalues of its own; use `weight`, `residual` and `gains`"
             )
-        return jnp.sum(self.right * (matrix @ self.right), axis=0)
+        right = np.asarray(self.right)
+        return self._array(np.sum(right * (np.asarray(matrix) @ right), axis=0))
 
     @property
     def eigenvalue(self) -> Float[Array, " r"]:

@@ -3,6 +3,7 @@
 import math
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from iclflow.losses import Population
@@ -11,7 +12,7 @@ from iclflow.task import Task
 from iclflow.theory.modes import Modes
 
 
-def plateau_losses(source: Task | Population | Modes) -> Float[Array, " r+1"]:
+def plateau_losses(source: Task | Population | Modes) -> Float[Array, " levels"]:
     """L(M_m) = E[y²] - Σ_{s<m} σ_s², m = 0 … rank: the visited plateaus, highest first (24).
 
     The modes come in the order of their drops σ², the order in which long plateaus are visited
@@ -19,8 +20,8 @@ def plateau_losses(source: Task | Population | Modes) -> Float[Array, " r+1"]:
     squares in context (16), the end of merged attention too.
     """
     modes = Modes.of(source)
-    zero = jnp.zeros(1, modes.power.dtype)
-    return modes.power - jnp.concatenate([zero, jnp.cumsum(modes.drops)])
+    drops = np.cumsum(np.asarray(modes.drops))
+    return jnp.asarray(np.asarray(modes.power) - np.concatenate([[0.0], drops]), modes.power.dtype)
 
 
 def drop_sizes(source: Task | Population | Modes) -> Float[Array, " r"]:

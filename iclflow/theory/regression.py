@@ -13,7 +13,7 @@ from iclflow.task import ContextLabels, Task
 from iclflow.theory.algorithms import AbstractPredictor
 
 
-def context_pairs(prompt: Prompt) -> tuple[Float[Array, "N+1 D"], Float[Array, "N+1 O"]]:
+def context_pairs(prompt: Prompt) -> tuple[Float[Array, "n D"], Float[Array, "n O"]]:
     """The labelled pairs as rows; the query's row, and every hidden one, is zero."""
     length = prompt.context if prompt.length is None else prompt.length
     shown = jnp.arange(prompt.context + 1)[:, None] < length

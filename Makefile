@@ -1,0 +1,51 @@
+# Everything lives in .venv; the first call of a target installs what it needs, later ones do not.
+#   make reproduce   the figures and the scorecard, into report/index.html (core install only)
+#   make test        every check: lint, format, types, tests, documentation
+#   make test-all    the same with the slow tests
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS := docs,test
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# mkdocs-material's notice about other programs would hide real warnings.
+export NO_MKDOCS_2_WARNING := 1
+# A file's tests stay in one process, where its compiled functions are.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+
+.PHONY: reproduce install test test-all lint docs clean
+
+reproduce: $(VENV)/.core
+	$(BIN)/iclflow reproduce all --out report
+
+install: $(VENV)/.all
+
+test: lint
+	$(PYTEST)
+	$(BIN)/mkdocs build --quiet --strict
+
+test-all: lint
+	$(PYTEST) -m "slow or not slow"
+	$(BIN)/mkdocs build --quiet --strict
+
+lint: $(VENV)/.all
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+docs: $(VENV)/.all
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) site report build dist .pytest_cache .ruff_cache .hypothesis
+	find iclflow tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.all: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
+	touch $(VENV)/.core $@

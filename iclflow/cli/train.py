@@ -1,0 +1,216 @@
+"""Train with the flags and the conventions of the published code, in seconds.
+
+Its conventions: --seq_len counts the query; no division by N (by the number of tokens with
+--vary_len); the loss has no factor 1/2; the blocks that start at zero are trained; x is centred
+and, at --icl 1, task vectors are whitened. The random numbers are this package's own: PyTorch's
+cannot be repeated, so the curves agree in law, not digit by digit (for that: iclflow compare).
+
+Written to --out, under names that no other run can have: the text file of the published code
+(one row an epoch, before its update: the training loss; with a test set also the in-weight and
+the in-context loss; with --track_value and no test set also the value weights), everything
+recorded as NetCDF, and a PNG.
+"""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from iclflow.cli.console import finite_float, positive_float, positive_int, print_json, progress
+
+EXAMPLES = """examples:
+  iclflow train --model attnM --head 8 --init 1e-6 --show
+  iclflow train --model mlp --cubic_feat --head 8 --init 1e-6
+  iclflow train --model attnS --head 5 --init 1e-2 --epoch 10001 --lr 0.02
+  iclflow train --model attnS --head 9 --KQ_dim 2 --in_dim 8 --init 5e-3 --trainset_size 80000 \\
+      --epoch 20001 --lr 0.02
+  for c in 0 0.2 0.4 0.6 0.8 1; do
+    iclflow train --model attnM --icl $c --head 8 --testset 5000 --init 1e-6 --white_cov \\
+      --lr 0.0005 --epoch 4001
+  done
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The published flags with their defaults; unambiguous prefixes work."""
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "--model", default="attnM", metavar="NAME",
+        help="attnM (merged key and query; default), attnS (separate) or mlp",
+    )  # fmt: skip
+    model.add_argument("--head_num", type=positive_int, default=1, metavar="H", help="heads (1)")
+    model.add_argument(
+        "--rank", "--KQ_dim", dest="rank", type=positive_int, default=1, metavar="R",
+        help="of keys and queries (1)",
+    )  # fmt: skip
+    model.add_argument(
+        "--init", type=finite_float, default=0.01, metavar="STD",
+        help="scale of the initial weights (0.01)",
+    )  # fmt: skip
+    model.add_argument(
+        "--init-convention", default="figures", choices=("figures", "newest"),
+        help="attnS: std init and init/sqrt(R(D+1)) as for the figures (default), or those of the "
+        "newest version, with which D=8 runs stay on the first plateau",
+    )  # fmt: skip
+    model.add_argument("--softmax", action="store_true", help="softmax attention")
+    model.add_argument("--cubic_feat", action="store_true", help="cubic features, for mlp")
+
+    data = parser.add_argument_group("data")
+    data.add_argument("--in_dim", type=positive_int, default=4, metavar="D", help="of x (4)")
+    data.add_argument("--out_dim", type=positive_int, default=1, help="of y; only 1")
+    data.add_argument(
+        "--seq_len", type=positive_int, default=32, metavar="TOKENS",
+        help="tokens with the query, N + 1 (32)",
+    )  # fmt: skip
+    data.add_argument("--trainset_size", type=positive_int, default=5000, metavar="P")
+    data.add_argument(
+        "--testset_size", type=int, default=0, metavar="P",
+        help="sequences of the in-weight and the in-context test set (0: no test)",
+    )  # fmt: skip
+    data.add_argument(
+        "--icl", type=portion, default=1.0, metavar="PORTION",
+        help="portion of RANDOM task vectors (1); the paper names the portion fixed",
+    )  # fmt: skip
+    data.add_argument("--white_cov", action="store_true", help="covariance I/D, not 1..D")
+    data.add_argument("--vary_len", action="store_true", help="average over context lengths")
+
+    training = parser.add_argument_group("training")
+    training.add_argument("--epoch", type=positive_int, default=6001, help="updates (6001)")
+    training.add_argument("--lr", type=positive_float, default=0.001, help="rate (0.001)")
+    training.add_argument("--seed", type=int, default=10, help="of data and weights (10)")
+
+    output = parser.add_argument_group("output")
+    output.add_argument("--show", action="store_true", help="open a window, where there is one")
+    output.add_argument("--track_value", action="store_true", help="value weights in text and PNG")
+    output.add_argument(
+        "--out", type=Path, default=Path(), metavar="FOLDER", help="for the files (this folder)"
+    )
+    output.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def portion(text: str) -> float:
+    """A number between 0 and 1; a bare name is a shell variable without its `$`."""
+    if text.isidentifier() and text not in ("nan", "inf", "infinity"):
+        raise argparse.ArgumentTypeError(
+            f"needs a number between 0 and 1, got {text!r}; if {text} is a shell variable, the $ "
+            f"is missing: --icl ${text}"
+        )
+    return finite_float(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, write the files, report."""
+    import dataclasses
+
+    from iclflow.dataset import OUTCOMES
+    from iclflow.published import InitConvention, Options, train
+    from iclflow.store import save
+
+    began = time.perf_counter()
+    fields = [field.name for field in dataclasses.fields(Options)]
+    options = Options(**{name: getattr(args, name) for name in fields})
+    args.out.mkdir(parents=True, exist_ok=True)
+    convention = InitConvention(args.init_convention)
+    with (
+        progress("sampling", quiet=args.json) as sampling,
+        progress("training", quiet=args.json) as training,
+    ):
+        dataset = train(options, convention, sampling=sampling, progress=training)
+    stem = args.out / f"{options.stem}_{dataset.attrs['content_key']}"
+    text, picture = stem.with_name(f"{stem.name}.txt"), stem.with_name(f"{stem.name}.png")
+    write_text(dataset, text, values=args.track_value)
+    archive = save(dataset, stem.with_name(f"{stem.name}.nc"))
+    figure = draw(dataset, args.track_value, options.stem, picture)
+    result, stopped = OUTCOMES[int(dataset["result"])], int(dataset["stopped"])
+    losses = {name: dataset[name].values for name in columns(dataset)}
+    summary = {
+        **dataclasses.asdict(options),
+        "init_convention": convention.value,
+        "initial_loss": losses["loss"][0],
+        "final_loss": losses["loss"][-1],
+        "final_test_iwl": losses["in_weight_loss"][-1] if len(losses) > 1 else None,
+        "final_test_icl": losses["in_context_loss"][-1] if len(losses) > 1 else None,
+        "result": result,
+        "stopped": stopped,
+        "seconds": round(time.perf_counter() - began, 3),
+        "text": str(text),
+        "netcdf": str(archive),
+        "png": str(picture),
+    }
+    if args.json:
+        print_json(summary)
+    else:
+        report(summary)
+    if args.show:
+        open_window(figure, picture)
+    if result == "diverged":
+        raise ValueError(
+            f"the loss diverged at epoch {stopped}: --lr {options.lr:g} is too large; what was "
+            f"computed is in {text}"
+        )
+    return 130 if result == "interrupted" else 0
+
+
+def columns(dataset: Any) -> list[str]:
+    """The loss curves of a run, in the order of the text file."""
+    known = ("loss", "in_weight_loss", "in_context_loss")
+    return [name for name in known if name in dataset]
+
+
+def write_text(dataset: Any, path: Path, *, values: bool) -> None:
+    """One row an epoch: the losses; without test losses, and if asked for, the value weights."""
+    import numpy as np
+
+    names = columns(dataset)
+    table = np.stack([dataset[name].values for name in names], axis=1)
+    if values and len(names) == 1:
+        table = np.concatenate([table, dataset["values"].values], axis=1)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        np.savetxt(partial, table)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def draw(dataset: Any, values: bool, title: str, path: Path) -> Any:
+    """The curves over epochs, as a file; gives the figure."""
+    from iclflow.plots.epochs import epochs_figure
+    from iclflow.plots.style import save_figure
+
+    figure = epochs_figure(dataset, values=values, title=title)
+    save_figure(figure, path)
+    return figure
+
+
+def open_window(figure: Any, picture: Path) -> None:
+    """Show the figure; without a screen, say where the picture is."""
+    screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if not (screen or sys.platform in ("win32", "darwin")):
+        print(f"no screen for --show; the picture is {picture}", file=sys.stderr)
+        return
+    try:
+        from matplotlib import pyplot
+
+        manager = pyplot.figure().canvas.manager
+        assert manager is not None
+        manager.canvas.figure = figure
+        figure.set_canvas(manager.canvas)
+        pyplot.show()
+    except (ImportError, RuntimeError, AssertionError) as error:
+        print(f"no window ({error}); the picture is {picture}", file=sys.stderr)
+
+
+def report(summary: dict[str, Any]) -> None:
+    """What was trained and written, on stdout."""
+    print(f"loss {summary['initial_loss']:.6f} -> {summary['final_loss']:.6f}")
+    if summary["final_test_iwl"] is not None:
+        print(
+            f"test loss at the end: in weight {summary['final_test_iwl']:.6f}, "
+            f"in context {summary['final_test_icl']:.6f}"
+        )
+    for kind in ("text", "netcdf", "png"):
+        print(f"wrote {summary[kind]}")
+    print(f"{summary['seconds']:.1f} s")

@@ -1,0 +1,137 @@
+"""An experiment: settings turned into loss, initialiser and dynamics, run, and summarised."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+import xarray as xr
+
+from iclflow.dataset import OUTCOMES
+from iclflow.dynamics import AbstractDynamics, Descent
+from iclflow.losses import AbstractLoss, Population, population_moments
+from iclflow.models import AbstractInitialiser, AbstractLinearModel, AbstractModel, Blocks
+from iclflow.sampling import Progress
+from iclflow.select import Choice
+from iclflow.settings import Settings
+from iclflow.sweep import Vary, sweep
+from iclflow.task import ContextLabels, Task
+
+TEST_SEQUENCES = 5000  # for test losses of models without a population in closed form
+
+
+@dataclasses.dataclass
+class Experiment:
+    """What the settings say, built once."""
+
+    settings: Settings
+    task: Task
+    init: AbstractInitialiser
+    choice: Choice
+    loss: AbstractLoss
+    dynamics: AbstractDynamics
+    tests: dict[str, Callable[[AbstractModel], Any]]
+
+    @classmethod
+    def of(cls, settings: Settings, progress: Progress | None = None) -> "Experiment":
+        """Build task, loss, initialiser and dynamics; sampling reports to `progress`."""
+        task = settings.task()
+        init = settings.initialiser(task)
+        choice = settings.choice(task)
+        loss = settings.build_loss(task, choice, progress=progress)
+        dynamics = settings.build_dynamics(loss, init)
+        tests = {}
+        if settings.fixed_fraction > 0:
+            labels = ContextLabels(settings.in_weight_test)
+            tests["in_context_loss"] = test_loss(task.in_context(), init)
+            tests["in_weight_loss"] = test_loss(task.in_weight(labels), init)
+        if "population_loss" in settings.record:
+            tests["population_loss"] = test_loss(task, init)
+        return cls(settings, task, init, choice, loss, dynamics, tests)
+
+    def run(self, progress: Callable[[float, float], None] | None = None) -> xr.Dataset:
+        """Train all seeds."""
+        settings, vary = self.settings, Vary(self.settings.vary)
+        source: Any = self.loss
+        if vary is not Vary.WEIGHTS:
+            numbers = iter(range(settings.seeds))
+
+            def source(key: Any) -> AbstractLoss:
+                offset = next(numbers)
+                task = settings.task(offset) if vary is Vary.ALL else self.task
+                return settings.build_loss(task, self.choice, offset)
+
+        return sweep(
+            source,
+            self.init,
+            self.dynamics,
+            seeds=range(settings.seed, settings.seed + settings.seeds),
+            vary=vary,
+            record=[name for name in settings.record if name not in self.tests],
+            also=self.tests,
+            saveat=settings.saveat(self.dynamics),
+            progress=progress,
+            settings=settings,
+        )
+
+    def levels(self) -> np.ndarray:
+        """The plateau losses L(M_m) of the task; empty where the theory does not cover it."""
+        from iclflow.theory.plateaus import plateau_losses
+
+        covered = self.task.outputs == 1 and self.settings.fixed_fraction == 0
+        if not covered or self.settings.model.startswith("softmax"):
+            return np.zeros(0)
+        levels = np.asarray(plateau_losses(self.task))
+        merged = self.settings.model in ("merged", "mlp")
+        return levels[[0, -1]] if merged else levels
+
+    def title(self) -> str:
+        """One line that names the experiment."""
+        s = self.settings
+        rank = f", R = {s.rank}" if "separate" in s.model or s.model == "conv" else ""
+        data = "population" if s.sequences is None else f"P = {s.sequences:,}"
+        return f"{s.model}, D = {self.task.size}, N = {s.context}, H = {s.heads}{rank}, {data}"
+
+    def summary(self, runs: xr.Dataset) -> dict[str, Any]:
+        """Numbers of the runs, ready for JSON."""
+        settings = self.settings
+        rate = float(self.dynamics.rate) if isinstance(self.dynamics, Descent) else None
+        last = [_last(row) for row in runs["loss"].values]
+        tests = {name: [_last(row) for row in runs[name].values] for name in self.tests}
+        return {
+            "title": self.title(),
+            "model": settings.model,
+            "level": self.choice.level,
+            "level_reason": self.choice.reason,
+            "rate": rate,
+            "rate_times_sharpness": None
+            if rate is None
+            else (rate * runs["final_sharpness"].values).tolist(),
+            "steps": int(runs["step"].values[-1]) if rate is not None else None,
+            "time": float(runs["time"].values[-1]) if "time" in runs.coords else None,
+            "seeds": runs["seed"].values.tolist(),
+            "result": [OUTCOMES[code] for code in runs["result"].values],
+            "stopped": runs["stopped"].values.tolist(),
+            "initial_loss": runs["loss"].values[:, 0].tolist(),
+            "final_loss": last,
+            **tests,
+            "plateau_losses": self.levels().tolist(),
+            "content_key": runs.attrs["content_key"],
+        }
+
+
+def test_loss(task: Task, init: AbstractInitialiser) -> AbstractLoss:
+    """The population loss of a task for the models an initialiser draws; sampled for softmax."""
+    from iclflow.losses import Sequences
+
+    model = eqx.filter_eval_shape(init, jax.random.key(0))
+    if not isinstance(model, AbstractLinearModel):
+        return Sequences.sample(task, TEST_SEQUENCES, jax.random.key(3))
+    return population_moments(task) if model.blocks is Blocks.FULL else Population(task)
+
+
+def _last(row: np.ndarray) -> float:
+    finite = row[np.isfinite(row)]
+    return float(finite[-1]) if finite.size else float("nan")

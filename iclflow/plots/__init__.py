@@ -1,0 +1,1 @@
+"""Plots: Datasets in, Axes out; they compute nothing."""

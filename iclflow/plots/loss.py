@@ -1,0 +1,63 @@
+"""The loss over training, with the theory's levels and curves."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
+
+
+def loss_figure(
+    runs: xr.Dataset,
+    *,
+    levels: Sequence[float] | np.ndarray = (),
+    theory: xr.Dataset | None = None,
+    title: str = "",
+) -> Figure:
+    """One panel: the loss of every seed, theory dashed."""
+    with style():
+        figure = Figure(figsize=(COLUMN * 1.35, COLUMN * 0.85))
+        plot_loss(figure.subplots(), runs, levels=levels, theory=theory)
+        figure.axes[0].set_title(title)
+    return figure
+
+
+def plot_loss(
+    axes: Axes,
+    runs: xr.Dataset,
+    *,
+    levels: Sequence[float] | np.ndarray = (),
+    theory: xr.Dataset | None = None,
+) -> Axes:
+    """Loss against t/τ (steps for optimisers with no clock), dashed levels L(M_m)."""
+    timed = "time" in runs.coords and bool(np.all(np.isfinite(runs["time"])))
+    clock = runs["time" if timed else "step"]
+    count = runs.sizes.get("seed", 1)
+    losses = runs["loss"].values.reshape(count, -1)
+    for i, curve in enumerate(losses):
+        label = None if count == 1 else f"seed {runs['seed'].values[i]}"
+        axes.plot(clock.values, curve, color=COLOURS[i % len(COLOURS)], label=label)
+    if theory is not None:
+        axes.plot(theory["time"].values, theory["loss"].values, label="theory", **THEORY)
+    end = float(clock.values[-1])
+    for m, level in enumerate(levels):
+        axes.axhline(level, **{**THEORY, "linewidth": 0.6, "color": "0.45"}, zorder=0)
+        name = rf"$L(\mathcal{{M}}_{{{m}}})$" if len(levels) != 2 else (r"$L(0)$", r"$L_*$")[m]
+        axes.annotate(
+            name, (end, level), xytext=(3, 0), textcoords="offset points", va="center",
+            fontsize=7, annotation_clip=False,
+        )  # fmt: skip
+    axes.set_xlabel(r"training time $t/\tau$" if timed else "training steps")
+    axes.set_ylabel(r"loss $\mathbb{E}(y_q - \hat{y}_q)^2$")
+    axes.set_xlim(0, end)
+    axes.set_ylim(0, None)
+    if count > 1 or theory is not None:
+        axes.legend(ncols=2, loc="upper right")
+    if timed and "step" in runs.coords and not np.array_equal(runs["step"], runs["time"]):
+        scale = float(runs["step"].values[-1]) / end
+        top = axes.secondary_xaxis("top", functions=(lambda t: t * scale, lambda s: s / scale))
+        top.set_xlabel("training steps")
+    return axes

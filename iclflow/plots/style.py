@@ -1,0 +1,61 @@
+"""One matplotlib style, made for print and safe for colour-blind readers."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+# Okabe and Ito's palette without yellow, darkest contrast first.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+THEORY = {"color": "black", "linestyle": (0, (4, 3)), "linewidth": 1.0}
+COLUMN = 3.4  # inches: one column of a two-column page
+
+STYLE = {
+    "figure.dpi": 200,
+    "savefig.dpi": 300,
+    "figure.constrained_layout.use": True,
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "axes.titlesize": 8,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "lines.linewidth": 1.2,
+    "legend.frameon": False,
+    "axes.prop_cycle": mpl.cycler(color=COLOURS),
+    "pdf.fonttype": 42,
+    "svg.fonttype": "none",
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The style, for the figures made inside."""
+    with mpl.rc_context(STYLE):
+        yield
+
+
+def save_figure(figure: Figure, path: Path | str) -> Path:
+    """Write a figure whole or not at all; the ending says the format."""
+    path = Path(path)
+    known = figure.canvas.get_supported_filetypes()
+    kind = path.suffix.lstrip(".").lower()
+    if kind not in known:
+        raise ValueError(f"cannot draw {path.name!r}: the ending must be one of png, pdf, svg")
+    partial = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.{kind}")
+    try:
+        with style():
+            figure.savefig(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,146 @@
+"""Recorded runs of the published code: an .npz file read into losses, model and curves."""
+
+import dataclasses
+import json
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from iclflow.losses import AbstractLoss, Moments, ReducedFeatures
+from iclflow.models import AbstractModel
+from iclflow.prompt import Normaliser, Prompt
+from iclflow.published.options import Options
+from iclflow.published.training import published_loss, published_task
+from iclflow.published.weights import from_published
+
+WEIGHTS = {"attnM": ("kq", "value"), "attnS": ("key", "query", "value"), "mlp": ("fc1", "fc2")}
+TESTS = {"in_weight": "iwl", "in_context": "icl"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """One recorded run: what it was given, and what was measured before every update."""
+
+    options: Options
+    arguments: dict[str, Any]  # all that was stored beside the arrays
+    model: AbstractModel  # the initial weights
+    train: AbstractLoss
+    tests: dict[str, AbstractLoss]  # in_weight, in_context
+    loss: np.ndarray  # [epoch]
+    test_losses: dict[str, np.ndarray]  # as `tests`, [epoch]
+    values: np.ndarray | None  # [epoch, H]
+
+    @property
+    def seconds(self) -> float | None:
+        """The wall time of the recorded run."""
+        found = self.arguments.get("wall_s")
+        return float(found) if isinstance(found, int | float) else None
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Recording":
+        """Read a recording; `ValueError` in one line if it is not one."""
+        path = Path(path)
+        try:
+            return _build(read_arrays(path))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file, without the intermediate weights; nothing is unpickled."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise ValueError("one array, not an .npz archive")
+            return {name: file[name] for name in file.files if not name.startswith("traj_")}
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, ValueError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise ValueError(f"not a readable recording ({reason})") from None
+
+
+def _build(arrays: dict[str, np.ndarray]) -> Recording:
+    if "args_json" not in arrays:
+        raise ValueError("the options are missing (array args_json); is it a recorded run?")
+    try:
+        arguments = json.loads(str(arrays["args_json"]))
+    except json.JSONDecodeError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ValueError("args_json is not a JSON object of options")
+    options = Options.from_recorded(arguments)
+    size, heads = options.in_dim, options.head_num
+    loss = _array(arrays, "loss", (options.epoch,))
+    shapes = {
+        "kq": (heads * (size + 1), size + 1),
+        "value": (heads * (size + 1), size + 1),
+        "key": (heads * options.rank, size + 1),
+        "query": (heads * options.rank, size + 1),
+        "fc1": (heads, size**2),
+        "fc2": (1, heads),
+    }
+    names = WEIGHTS[options.model]
+    weights = {name: _array(arrays, f"init_{name}", shapes[name]) for name in names}
+    model = from_published(weights, options)
+    train = _loss(arrays, "", options, model, options.lengths)
+    tests, curves = {}, {}
+    for name, short in TESTS.items():
+        if f"loss_{short}_test" in arrays:
+            curves[name] = _array(arrays, f"loss_{short}_test", (options.epoch,))
+            # Whole sequences, at varying length too.
+            tests[name] = _loss(arrays, f"_{short}", options, model, (options.context,))
+    values = None
+    if "v_traj" in arrays:
+        values = _array(arrays, "v_traj", (options.epoch, heads))
+    return Recording(options, arguments, model, train, tests, loss, curves, values)
+
+
+def _array(arrays: dict[str, np.ndarray], name: str, shape: tuple[int | None, ...]) -> np.ndarray:
+    """One array in double precision, refused unless it has the shape (None: any length)."""
+    if name not in arrays:
+        raise ValueError(f"the array {name} is missing; the file has {', '.join(sorted(arrays))}")
+    array = arrays[name]
+    fits = len(array.shape) == len(shape) and all(
+        want in (None, got) for got, want in zip(array.shape, shape, strict=True)
+    )
+    if not fits or array.dtype.kind not in "fiu":
+        want = " x ".join("P" if n is None else str(n) for n in shape)
+        raise ValueError(
+            f"the array {name} must be numbers of shape {want} by the recorded options, "
+            f"got {array.dtype} of shape {array.shape}"
+        )
+    return array.astype(np.float64)
+
+
+def _loss(
+    arrays: dict[str, np.ndarray],
+    suffix: str,
+    options: Options,
+    model: AbstractModel,
+    lengths: tuple[int, ...],
+) -> AbstractLoss:
+    """The loss of the sequences X (MLP: their cubic features) with targets yq."""
+    size = options.in_dim
+    token = (options.seq_len, size + 1) if options.model != "mlp" else (size**2,)
+    x = _array(arrays, f"X{suffix}", (None, *token))
+    y = _array(arrays, f"yq{suffix}", (len(x),))
+    if not (len(x) and np.all(np.isfinite(x)) and np.all(np.isfinite(y))):
+        raise ValueError(f"X{suffix} and yq{suffix} must hold at least one sequence of numbers")
+    if options.model == "mlp":
+        # z is recorded in the order of ReducedFeatures: β first, then x_q.
+        parts = (np.mean(y**2), (y @ x)[None] / len(x), x.T @ x / len(x))
+        return Moments(*(jnp.asarray(part) for part in parts), ReducedFeatures())
+    labels = x[:, :, size:]
+    prompts = Prompt(
+        inputs=jnp.asarray(x[:, :, :size]),
+        labels=jnp.asarray(labels),
+        targets=jnp.asarray(np.concatenate([labels[:, :-1], y[:, None, None]], axis=1)),
+        normaliser=Normaliser.TOKENS if options.vary_len else Normaliser.NONE,
+    )
+    return published_loss(prompts, published_task(options, jax.random.key(0)), model, lengths)

@@ -1,0 +1,167 @@
+"""Imports point downwards only; the layers are read from the picture in docs/architecture.md."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "iclflow"
+
+Imports = set[tuple[str, str]]  # (unit, unit it imports); a unit is a module or folder of iclflow
+
+
+def read_layers(page: str) -> list[list[str]]:
+    """The import layers of the documentation page, top first."""
+    block = re.search(r"<!-- layers -->\s*```text\n(.*?)```", page, flags=re.S)
+    assert block is not None, "docs/architecture.md lost its list of layers"
+    return [re.split(r"\s*·\s*", line.strip()) for line in block[1].splitlines() if line.strip()]
+
+
+def modules_imported(source: str) -> list[str]:
+    """Every absolute module name in import statements, those inside functions included.
+
+    `from a import b` counts as `a.b`: b may be a module. So does `a.b` after `import a`, where a
+    is the package itself.
+    """
+    tree, names = ast.parse(source), []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names if alias.name != PACKAGE]
+            faces = [alias.asname or PACKAGE for alias in node.names if alias.name == PACKAGE]
+            names += [f"{PACKAGE}.{used}" for face in faces for used in attributes_of(face, tree)]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports are not used"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def attributes_of(name: str, tree: ast.AST) -> list[str]:
+    """Every x of `name.x` in a file."""
+    return [
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == name
+    ]
+
+
+def unit_of(path: Path, package: Path) -> str:
+    return path.relative_to(package).with_suffix("").parts[0]
+
+
+def package_imports(package: Path) -> Imports:
+    """Imports between different units of the package; `iclflow` alone is its public face."""
+    found = set()
+    for path in sorted(package.rglob("*.py")):
+        unit = unit_of(path, package)
+        for name in modules_imported(path.read_text(encoding="utf-8")):
+            head, *rest = name.split(".")
+            if head != PACKAGE or rest == ["__version__"]:
+                continue
+            target = rest[0] if rest else "__init__"
+            exists = (package / target).is_dir() or (package / f"{target}.py").is_file()
+            found.add((unit, target if exists else "__init__"))
+    return {(unit, target) for unit, target in found if unit != target}
+
+
+def complaints(imports: Imports, layers: list[list[str]]) -> list[str]:
+    """What breaks the rules, one line each."""
+    level = {unit: -depth for depth, layer in enumerate(layers) for unit in layer}
+    out = []
+    for unit, target in sorted(imports):
+        if unit in ("__init__", "__main__"):  # the public face and the way in see everything
+            continue
+        if target == "__init__":
+            out.append(f"{unit} imports from {PACKAGE} itself; name the module that defines it")
+        elif unit not in level or target not in level:
+            missing = unit if unit not in level else target
+            out.append(f"{missing} is in no layer of docs/architecture.md")
+        elif level[target] > level[unit]:
+            out.append(f"{unit} imports {target}, which is above it")
+        elif (unit, target) == ("experiments", "plots"):
+            out.append("experiments import plots")
+        elif unit == "plots":
+            out.append(f"plots import {target}; they draw Datasets and compute nothing")
+        elif unit == "diagnostics" and target != "linalg":
+            out.append(f"diagnostics import {target}; arrays in, arrays out")
+    cycle = find_cycle(imports)
+    return out + ([f"cycle: {' -> '.join(cycle)}"] if cycle else [])
+
+
+def find_cycle(imports: Imports) -> list[str]:
+    """A cycle among the units (possible only inside one layer), or nothing."""
+    below: dict[str, list[str]] = {}
+    for unit, target in sorted(imports):
+        if unit not in ("__init__", "__main__") and target != "__init__":
+            below.setdefault(unit, []).append(target)
+
+    def walk(unit: str, path: list[str]) -> list[str]:
+        if unit in path:
+            return [*path[path.index(unit) :], unit]
+        return next((c for t in below.get(unit, []) if (c := walk(t, [*path, unit]))), [])
+
+    return next((c for unit in below if (c := walk(unit, []))), [])
+
+
+LAYERS = read_layers((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"))
+
+
+def test_imports_point_downwards():
+    imports = package_imports(ROOT / PACKAGE)
+    assert ("models", "task") in imports  # the reader sees the imports there are
+    assert complaints(imports, LAYERS) == []
+
+
+def test_every_module_has_a_layer():
+    package = ROOT / PACKAGE
+    units = {unit_of(path, package) for path in package.rglob("*.py")} - {"__init__", "__main__"}
+    assert units - {unit for layer in LAYERS for unit in layer} == set()
+
+
+def test_plots_need_only_arrays_and_ink():
+    allowed = {PACKAGE, "matplotlib", "numpy", "xarray"} | set(sys.stdlib_module_names)
+    found = {
+        name.split(".")[0]
+        for path in (ROOT / PACKAGE / "plots").rglob("*.py")
+        for name in modules_imported(path.read_text(encoding="utf-8"))
+    }
+    assert found - allowed == set()
+
+
+def test_importing_the_package_imports_no_science():
+    source = (ROOT / PACKAGE / "__init__.py").read_text(encoding="utf-8")
+    at_import = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]
+    assert [node.module for node in at_import if (node.module or "").startswith(PACKAGE)] == []
+
+
+@pytest.mark.parametrize(
+    ("imports", "complaint"),
+    [
+        ({("models", "losses")}, "models imports losses, which is above it"),
+        ({("experiments", "plots")}, "experiments import plots"),
+        ({("plots", "models")}, "plots import models; they draw Datasets and compute nothing"),
+        ({("diagnostics", "task")}, "diagnostics import task; arrays in, arrays out"),
+        ({("task", "utils")}, "utils is in no layer of docs/architecture.md"),
+        (
+            {("task", "__init__")},
+            "task imports from iclflow itself; name the module that defines it",
+        ),
+        ({("task", "prompt"), ("prompt", "task")}, "cycle: prompt -> task -> prompt"),
+    ],
+)
+def test_a_broken_rule_is_reported(imports, complaint):
+    assert complaints(imports, LAYERS) == [complaint]
+
+
+def test_imports_inside_functions_count():
+    source = "def f():\n    from iclflow.models import base\n    import numpy as np\n"
+    assert modules_imported(source) == ["iclflow.models.base", "numpy"]
+
+
+def test_names_reached_through_the_package_count():
+    source = "import iclflow as icl\n\ndef f():\n    return icl.plots.loss, icl.__version__\n"
+    assert set(modules_imported(source)) == {"iclflow.plots", "iclflow.__version__"}

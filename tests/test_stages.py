@@ -1,0 +1,228 @@
+"""Stages of loss curves with known drops, and the other detectors on the same curves."""
+
+import numpy as np
+import pytest
+
+from iclflow.diagnostics.detectors import autocorrelation, autocorrelation_curvature, curvature
+from iclflow.diagnostics.stages import Clock, find_stages, find_stages_of_runs
+
+LEVELS = np.array([1.0, 0.640580, 0.377372, 0.209805, 0.135995])  # a four-step staircase
+TIMES = np.array([60.0, 300.0, 1200.0, 6000.0])
+WIDTH = 0.1  # of ln t
+
+
+def staircase(time, times=TIMES, levels=LEVELS, width=WIDTH):
+    falls = 1 / (1 + np.exp(np.clip(np.log(time[:, None] / times) / width, -60, 60)))
+    return levels[-1] + falls @ -np.diff(levels)
+
+
+@pytest.fixture(scope="module")
+def clean():
+    time = np.geomspace(1, 40_000, 300)
+    return time, staircase(time)
+
+
+def test_clean_staircase_gives_its_levels_and_times(clean):
+    stages = find_stages(*clean)
+    assert len(stages.drops) == 4
+    assert len(stages.plateaus) == 5
+    np.testing.assert_allclose([p.level for p in stages.plateaus], LEVELS, rtol=2e-3)
+    np.testing.assert_allclose([d.time for d in stages.drops], TIMES, rtol=2e-3)
+    # a logistic drop is 10% and 90% down at ±ln 9 widths
+    np.testing.assert_allclose(
+        [d.end / d.start for d in stages.drops], np.exp(2 * np.log(9) * WIDTH), rtol=0.02
+    )
+    assert all(d.complete and d.confidence == 1.0 for d in stages.drops)
+    assert all(p.confidence == 1.0 for p in stages.plateaus)
+    for before, drop, after in zip(
+        stages.plateaus, stages.drops, stages.plateaus[1:], strict=False
+    ):
+        assert before.end == pytest.approx(drop.start)
+        assert after.start == pytest.approx(drop.end)
+        assert drop.size == pytest.approx(before.level - after.level, abs=2e-3)
+
+
+def test_which_plateau_at_a_time(clean):
+    stages = find_stages(*clean, resamples=0)
+    assert [stages.at(t) for t in (10, 100, 1000, 3000, 30_000)] == [0, 1, 2, 3, 4]
+    assert all(np.isnan(p.confidence) for p in stages.plateaus)
+    assert len(stages.lines()) == 5
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e5])
+def test_units_do_not_matter(clean, scale):
+    time, loss = clean
+    base = find_stages(time, loss, resamples=0)
+    for other, t, level in (
+        (find_stages(time * scale, loss, resamples=0), scale, 1.0),
+        (find_stages(time, loss * scale, resamples=0), 1.0, scale),
+    ):
+        np.testing.assert_allclose(
+            [d.time for d in other.drops], [t * d.time for d in base.drops], rtol=1e-6
+        )
+        np.testing.assert_allclose(
+            [p.level for p in other.plateaus], [level * p.level for p in base.plateaus], rtol=1e-6
+        )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_minibatch_noise(seed):
+    time = np.arange(1, 20_001.0)
+    rng = np.random.default_rng(seed)
+    loss = staircase(time) * (1 + 0.1 * rng.normal(size=time.size))
+    stages = find_stages(time, loss)
+    sure = [d for d in stages.drops if d.confidence >= 0.5]
+    assert len(sure) == 4
+    np.testing.assert_allclose([d.time for d in sure], TIMES, rtol=2 * WIDTH)
+    np.testing.assert_allclose([p.level for p in stages.plateaus], LEVELS, atol=0.03)
+
+
+def test_early_stopping_in_the_middle_of_a_drop_is_seen(clean):
+    time, loss = clean
+    cut = time < 1250
+    stages = find_stages(time[cut], loss[cut])
+    assert [d.complete for d in stages.drops] == [True, True, False]
+    assert len(stages.plateaus) == 3
+    assert stages.drops[-1].after == pytest.approx(loss[cut][-1], abs=5e-3)
+
+
+def test_a_run_that_stopped_holds_nan_at_the_end(clean):
+    time, loss = clean
+    loss = np.where(time < 3000, loss, np.nan)
+    assert len(find_stages(time, loss, resamples=0).drops) == 3
+    assert find_stages(time, np.full_like(time, np.nan)).plateaus == ()
+
+
+def test_nothing_is_found_in_a_flat_or_purely_noisy_curve():
+    time = np.arange(1, 4001.0)
+    flat = find_stages(time, np.full(4000, 0.7))
+    assert flat.drops == ()
+    assert flat.plateaus[0].level == pytest.approx(0.7)
+    for seed in range(5):
+        noise = 1 + 0.1 * np.random.default_rng(seed).normal(size=4000)
+        for clock in Clock:
+            assert find_stages(time, noise, clock=clock, resamples=0).drops == ()
+
+
+def test_a_spike_is_not_a_drop():
+    time = np.arange(1, 2001.0)
+    loss = staircase(time, np.array([300.0]), np.array([1.0, 0.4]))
+    loss[1200:1215] += 0.5
+    assert len(find_stages(time, loss, resamples=0, clock=Clock.LINEAR).drops) == 1
+
+
+def test_two_drops_without_a_plateau_between_them_are_one():
+    time = np.geomspace(1, 10_000, 400)
+    levels = np.array([1.0, 0.6, 0.2])
+    apart = find_stages(time, staircase(time, np.array([100.0, 300.0]), levels), resamples=0)
+    close = find_stages(time, staircase(time, np.array([100.0, 130.0]), levels), resamples=0)
+    assert len(apart.drops) == 2
+    assert len(close.drops) == 1
+    assert close.drops[0].size == pytest.approx(0.8, abs=0.01)
+
+
+def test_confidence_is_lower_for_a_doubtful_drop():
+    time = np.arange(1, 4001.0)
+    levels = np.array([1.0, 0.5, 0.47])
+    loss = staircase(time, np.array([100.0, 1500.0]), levels)
+    rng = np.random.default_rng(0)
+    stages = find_stages(time, loss + 0.06 * rng.normal(size=time.size), resamples=40)
+    assert stages.drops[0].confidence == 1.0
+    if len(stages.drops) == 2:
+        assert stages.drops[1].confidence < 1.0
+
+
+def test_linear_clock_and_start_in_the_middle_of_a_fall():
+    time = np.arange(0, 1000.0)
+    stages = find_stages(time, 0.2 + np.exp(-time / 40), clock=Clock.LINEAR, resamples=0)
+    assert len(stages.drops) == 1
+    assert stages.drops[0].time == pytest.approx(40 * np.log(2), rel=0.05)
+    assert stages.plateaus[0].end - stages.plateaus[0].start < 10
+    assert stages.plateaus[1].level == pytest.approx(0.2, abs=0.01)
+
+
+def test_many_seeds(clean):
+    time, loss = clean
+    both = find_stages_of_runs(time, np.stack([loss, staircase(time, TIMES * 1.5)]), resamples=0)
+    np.testing.assert_allclose(
+        [d.time for d in both[1].drops], [1.5 * d.time for d in both[0].drops], rtol=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    ("time", "loss", "words"),
+    [
+        (np.arange(3.0), np.ones(4), "one time for each loss"),
+        (np.array([0.0, 2.0, 1.0]), np.ones(3), "must increase"),
+        (np.array([-1.0, 2.0, 3.0]), np.ones(3), "negative"),
+    ],
+)
+def test_bad_curves_are_refused(time, loss, words):
+    with pytest.raises(ValueError, match=words):
+        find_stages(time, loss)
+
+
+# --- the other detectors ----------------------------------------------------------------------
+
+
+def test_autocorrelation_is_the_mean_over_existing_pairs():
+    loss = np.random.default_rng(0).normal(size=60)
+    lags, values = autocorrelation(np.arange(60.0), loss)
+    expected = [np.mean(loss[: 60 - k] * loss[k:]) for k in range(54)]
+    np.testing.assert_allclose(values, expected, atol=1e-12)
+    np.testing.assert_allclose(lags, np.arange(54))
+
+
+def separated_modes(steps):
+    """Loss (14) of four modes with half-times 21, 92, 396, 1695: (13) from a₀ = 1e-4, ηP = 0.05."""
+    s, context, start, rate = np.array([2.0, 1.0, 0.5, 0.25]), 4096, 1e-4, 0.05
+    limit = context / ((context + 1) * s + s.sum())
+    growth = np.exp(-2 * rate * s**2 * np.arange(steps)[:, None])
+    a = limit * start / (start + (limit - start) * growth)
+    half = np.log(limit / start - 1) / (2 * rate * s**2)
+    return half, 0.5 * np.sum(s * (s * a**2 / limit - 2 * s * a + 1), axis=1)
+
+
+def test_peaks_of_the_autocorrelation_curvature_mark_the_cliffs():
+    half, loss = separated_modes(3000)
+    np.testing.assert_allclose(half, [21, 92, 396, 1695], atol=0.5)
+    curve = autocorrelation_curvature(np.arange(3000.0), loss)
+    peaks = curve.peaks(prominence=0.0)
+    near = [peaks[np.argmin(np.abs(np.log(peaks / h)))] for h in half]
+    np.testing.assert_allclose(near, [20, 88, 390, 1739], rtol=0.02)
+    logarithmic = autocorrelation_curvature(np.arange(3000.0), loss, clock=Clock.LOG)
+    np.testing.assert_allclose(logarithmic.peaks(count=4), half, rtol=0.08)
+
+
+def test_stages_of_separated_modes_are_at_their_half_levels():
+    _, loss = separated_modes(4000)
+    stages = find_stages(np.arange(4000.0), loss, resamples=0)
+    assert len(stages.drops) == 4
+    # L of one mode is (1 - a/a∞)²: half its drop is at a/a∞ = 1 - 1/√2
+    s = np.array([2.0, 1.0, 0.5, 0.25])
+    limit = 4096 / (4097 * s + s.sum())
+    times = np.log((limit / 1e-4 - 1) * (1 - 2**-0.5) * 2**0.5) / (0.1 * s**2)
+    np.testing.assert_allclose([d.time for d in stages.drops], times, rtol=0.03)
+
+
+def test_curvature_of_a_logistic_drop_and_of_a_norm():
+    time = np.geomspace(1, 1e4, 500)
+    loss = staircase(time, np.array([100.0]), np.array([1.0, 0.0]), width=0.3)
+    curve = curvature(time, loss)
+    # the third derivative of a logistic vanishes at ±ln(2 + √3) widths
+    shift = np.exp(0.3 * np.log(2 + np.sqrt(3)))
+    np.testing.assert_allclose(curve.peaks(count=1), [100 * shift], rtol=0.03)
+    np.testing.assert_allclose(
+        curvature(time, 1 - loss).peaks(count=1), [100 / shift], rtol=0.03
+    )
+    exact = np.log(time) ** 2
+    np.testing.assert_allclose(curvature(time, exact).value, 2.0, rtol=1e-2)
+    linear = curvature(np.arange(50.0), np.arange(50.0) ** 2, clock=Clock.LINEAR, points=50)
+    np.testing.assert_allclose(linear.value, 2.0, rtol=1e-8)
+
+
+def test_detectors_refuse_too_little():
+    with pytest.raises(ValueError, match="at least 4"):
+        curvature(np.arange(3.0), np.arange(3.0))
+    with pytest.raises(ValueError, match="one time for each value"):
+        curvature(np.arange(3.0), np.arange(4.0))
