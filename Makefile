@@ -10,7 +10,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # mkdocs-material's notice about other programs would hide real warnings.
 export NO_MKDOCS_2_WARNING := 1
 # A file's tests stay in one process, where its compiled functions are.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .PHONY: reproduce install test test-all lint docs clean
 

@@ -1,3 +1,120 @@
-"""iclflow: how a transformer acquires in-context learning during training."""
+"""iclflow: how a transformer acquires in-context learning during training.
+
+State a task, a model and an initialisation; choose how exactly the loss is known and how training
+time advances; `simulate` one run or `sweep` over many; lay the theory over it.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from iclflow import diagnostics, plots, record, store, theory
+    from iclflow.distributions import Gaussian, Rademacher, Sphere, StudentT
+    from iclflow.dynamics import Adam, Descent, Flow, Momentum, sharpness, stable_rate
+    from iclflow.losses import (
+        Features,
+        Fresh,
+        FullFeatures,
+        Minibatch,
+        Moments,
+        Population,
+        ReducedFeatures,
+        Sequences,
+        population_moments,
+    )
+    from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate, Softmax
+    from iclflow.prompt import Normaliser, Prompt
+    from iclflow.select import select
+    from iclflow.simulate import simulate
+    from iclflow.spectra import named_spectrum
+    from iclflow.sweep import Vary, sweep
+    from iclflow.task import ContextLabels, Task
+    from iclflow.trajectory import RESULTS, Trajectory
+
+# Public name -> module that has it; loaded at first use, so that `import iclflow` is quick.
+_HOMES = {
+    "iclflow.distributions": ("Gaussian", "Rademacher", "Sphere", "StudentT"),
+    "iclflow.dynamics": ("Adam", "Descent", "Flow", "Momentum", "sharpness", "stable_rate"),
+    "iclflow.losses": (
+        "Features",
+        "Fresh",
+        "FullFeatures",
+        "Minibatch",
+        "Moments",
+        "Population",
+        "ReducedFeatures",
+        "Sequences",
+        "population_moments",
+    ),
+    "iclflow.models": ("MLP", "Blocks", "ConvNet", "Merged", "Separate", "Softmax"),
+    "iclflow.prompt": ("Normaliser", "Prompt"),
+    "iclflow.select": ("select",),
+    "iclflow.simulate": ("simulate",),
+    "iclflow.spectra": ("named_spectrum",),
+    "iclflow.sweep": ("Vary", "sweep"),
+    "iclflow.task": ("ContextLabels", "Task"),
+    "iclflow.trajectory": ("RESULTS", "Trajectory"),
+}
+_MODULES = ("diagnostics", "plots", "record", "store", "theory")
+_NAMES = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "MLP",
+    "RESULTS",
+    "Adam",
+    "Blocks",
+    "ContextLabels",
+    "ConvNet",
+    "Descent",
+    "Features",
+    "Flow",
+    "Fresh",
+    "FullFeatures",
+    "Gaussian",
+    "Merged",
+    "Minibatch",
+    "Moments",
+    "Momentum",
+    "Normaliser",
+    "Population",
+    "Prompt",
+    "Rademacher",
+    "ReducedFeatures",
+    "Separate",
+    "Sequences",
+    "Softmax",
+    "Sphere",
+    "StudentT",
+    "Task",
+    "Trajectory",
+    "Vary",
+    "diagnostics",
+    "named_spectrum",
+    "plots",
+    "population_moments",
+    "record",
+    "select",
+    "sharpness",
+    "simulate",
+    "stable_rate",
+    "store",
+    "sweep",
+    "theory",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"iclflow.{name}")
+    if name in _NAMES:
+        value = getattr(importlib.import_module(_NAMES[name]), name)
+        # A function may share its module's name; the function is what the package offers.
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'iclflow' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,6 +10,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
@@ -34,7 +35,7 @@ def outcome(result: RESULTS) -> np.ndarray:
 def describe(thing: Any) -> Any:
     """Settings of an object as plain JSON values; large arrays by shape and hash."""
     if eqx.is_array(thing) or isinstance(thing, np.ndarray | np.generic):
-        if eqx.is_array(thing) and jax.dtypes.issubdtype(thing.dtype, jax.dtypes.prng_key):
+        if eqx.is_array(thing) and jnp.issubdtype(thing.dtype, jax.dtypes.prng_key):
             return {"key": np.asarray(jax.random.key_data(thing)).tolist()}
         array = np.asarray(thing)
         if array.size <= 64:
@@ -147,7 +148,7 @@ def from_dataset(dataset: xr.Dataset) -> Trajectory:
     skip = ("result", "stopped")
     code = OUTCOMES[int(dataset["result"])]
     result = RESULTS.finished if code == "interrupted" else getattr(RESULTS, code)
-    to_array: Callable[[Any], Any] = jax.numpy.asarray
+    to_array: Callable[[Any], Any] = jnp.asarray
     return Trajectory(
         time=to_array(dataset["time"].values),
         step=to_array(dataset["step"].values),

@@ -19,9 +19,7 @@ class AbstractInputs(eqx.Module):
     """A standardised distribution on R^D."""
 
     @abc.abstractmethod
-    def from_normals(
-        self, normals: Float[Array, "n D"], key: PRNGKeyArray
-    ) -> Float[Array, "n D"]:
+    def from_normals(self, normals: Float[Array, "n D"], key: PRNGKeyArray) -> Float[Array, "n D"]:
         """Turn rows of standard normal numbers (and a key, if more is needed) into draws."""
 
     @abc.abstractmethod
@@ -36,9 +34,7 @@ def _gaussian_quartic(a: Float[Array, "D D"]) -> Float[Array, "D D"]:
 class Gaussian(AbstractInputs):
     """Independent standard normal components (2)."""
 
-    def from_normals(
-        self, normals: Float[Array, "n D"], key: PRNGKeyArray
-    ) -> Float[Array, "n D"]:
+    def from_normals(self, normals: Float[Array, "n D"], key: PRNGKeyArray) -> Float[Array, "n D"]:
         return normals
 
     def quartic(self, a: Float[Array, "D D"]) -> Float[Array, "D D"]:
@@ -48,9 +44,7 @@ class Gaussian(AbstractInputs):
 class Sphere(AbstractInputs):
     """Uniform on the sphere of radius sqrt(D)."""
 
-    def from_normals(
-        self, normals: Float[Array, "n D"], key: PRNGKeyArray
-    ) -> Float[Array, "n D"]:
+    def from_normals(self, normals: Float[Array, "n D"], key: PRNGKeyArray) -> Float[Array, "n D"]:
         length = jnp.linalg.norm(normals, axis=-1, keepdims=True)
         return normals * jnp.sqrt(normals.shape[1]) / length
 
@@ -62,9 +56,7 @@ class Sphere(AbstractInputs):
 class Rademacher(AbstractInputs):
     """Independent signs (fourth moment 1: the lightest tails there are)."""
 
-    def from_normals(
-        self, normals: Float[Array, "n D"], key: PRNGKeyArray
-    ) -> Float[Array, "n D"]:
+    def from_normals(self, normals: Float[Array, "n D"], key: PRNGKeyArray) -> Float[Array, "n D"]:
         return jnp.where(normals < 0, -1.0, 1.0)
 
     def quartic(self, a: Float[Array, "D D"]) -> Float[Array, "D D"]:
@@ -83,9 +75,7 @@ class StudentT(AbstractInputs):
                 f"got {self.degrees}; 8 is a usual heavy-tailed choice"
             )
 
-    def from_normals(
-        self, normals: Float[Array, "n D"], key: PRNGKeyArray
-    ) -> Float[Array, "n D"]:
+    def from_normals(self, normals: Float[Array, "n D"], key: PRNGKeyArray) -> Float[Array, "n D"]:
         chi2 = 2 * jax.random.gamma(key, self.degrees / 2, (normals.shape[0], 1))
         return normals * jnp.sqrt((self.degrees - 2) / chi2)
 
@@ -113,9 +103,7 @@ class AbstractTaskVectors(eqx.Module):
         """(O, D), the shape of a task matrix."""
 
     @abc.abstractmethod
-    def from_normals(
-        self, normals: Float[Array, "O D"], key: PRNGKeyArray
-    ) -> Float[Array, "O D"]:
+    def from_normals(self, normals: Float[Array, "O D"], key: PRNGKeyArray) -> Float[Array, "O D"]:
         """Turn standard normal numbers (and a key, if more is needed) into one task."""
 
     def sample(self, key: PRNGKeyArray) -> Float[Array, "O D"]:
@@ -147,9 +135,7 @@ class NormalTasks(AbstractTaskVectors):
     def dims(self) -> tuple[int, int]:
         return self.mean.shape[0], self.mean.shape[1]
 
-    def from_normals(
-        self, normals: Float[Array, "O D"], key: PRNGKeyArray
-    ) -> Float[Array, "O D"]:
+    def from_normals(self, normals: Float[Array, "O D"], key: PRNGKeyArray) -> Float[Array, "O D"]:
         return self.mean + normals @ self.root
 
     def second_moment(self) -> Float[Array, "O D O D"]:
@@ -177,9 +163,7 @@ class TaskPool(AbstractTaskVectors):
     def dims(self) -> tuple[int, int]:
         return self.tasks.shape[1], self.tasks.shape[2]
 
-    def from_normals(
-        self, normals: Float[Array, "O D"], key: PRNGKeyArray
-    ) -> Float[Array, "O D"]:
+    def from_normals(self, normals: Float[Array, "O D"], key: PRNGKeyArray) -> Float[Array, "O D"]:
         return self.tasks[jax.random.randint(key, (), 0, self.tasks.shape[0])]
 
     def second_moment(self) -> Float[Array, "O D O D"]:

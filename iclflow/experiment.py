@@ -54,17 +54,15 @@ class Experiment:
     def run(self, progress: Callable[[float, float], None] | None = None) -> xr.Dataset:
         """Train all seeds."""
         settings, vary = self.settings, Vary(self.settings.vary)
-        source: Any = self.loss
-        if vary is not Vary.WEIGHTS:
-            numbers = iter(range(settings.seeds))
+        offsets = iter(range(settings.seeds))
 
-            def source(key: Any) -> AbstractLoss:
-                offset = next(numbers)
-                task = settings.task(offset) if vary is Vary.ALL else self.task
-                return settings.build_loss(task, self.choice, offset)
+        def other(key: Any) -> AbstractLoss:
+            offset = next(offsets)
+            task = settings.task(offset) if vary is Vary.ALL else self.task
+            return settings.build_loss(task, self.choice, offset)
 
         return sweep(
-            source,
+            self.loss if vary is Vary.WEIGHTS else other,
             self.init,
             self.dynamics,
             seeds=range(settings.seed, settings.seed + settings.seeds),

@@ -22,7 +22,7 @@ def require_memory(needed: int, what: str, instead: str) -> None:
         )
 
 
-def readable(count: float) -> str:
+def readable(count: int | float) -> str:
     """A number of bytes in the largest fitting unit."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":

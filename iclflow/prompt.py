@@ -34,9 +34,9 @@ class Prompt(eqx.Module):
     0 and its target is `targets[n]`. `length = None` is the whole sequence, n = N.
     """
 
-    inputs: Float[Array, "N+1 D"]
-    labels: Float[Array, "N+1 O"]
-    targets: Float[Array, "N+1 O"]
+    inputs: Float[Array, "n D"]
+    labels: Float[Array, "n O"]
+    targets: Float[Array, "n O"]
     length: Int[Array, ""] | None = None
     normaliser: Normaliser = eqx.field(static=True, default=Normaliser.PAIRS)
 
@@ -60,14 +60,14 @@ class Prompt(eqx.Module):
         return self.targets[-1 if self.length is None else self.length]
 
     @property
-    def visible(self) -> Bool[Array, " N+1"] | None:
+    def visible(self) -> Bool[Array, " n"] | None:
         """Which tokens exist in this prefix, the query included; None when all do."""
         if self.length is None:
             return None
         return jnp.arange(self.context + 1) <= self.length
 
     @property
-    def tokens(self) -> Float[Array, "N+1 D+O"]:
+    def tokens(self) -> Float[Array, "n T"]:
         """Rows (x_j, y_j); the query's label slot, and every hidden token, is 0."""
         points = jnp.arange(self.context + 1)[:, None]
         length = self.context if self.length is None else self.length
@@ -78,7 +78,7 @@ class Prompt(eqx.Module):
         return jnp.concatenate([inputs, labels], axis=1)
 
     @property
-    def divisor(self) -> Float[Array, ""] | int:
+    def divisor(self) -> Int[Array, ""] | int:
         """The number linear attention divides by under this prompt's convention."""
         pairs = self.context if self.length is None else self.length
         match self.normaliser:
@@ -92,7 +92,7 @@ class Prompt(eqx.Module):
                 return 1
 
     @property
-    def second_moment(self) -> Float[Array, "D+O D+O"]:
+    def second_moment(self) -> Float[Array, "T T"]:
         """S = X Xᵀ / divisor, the query token included (29)."""
         tokens = self.tokens
         return tokens.T @ tokens / self.divisor

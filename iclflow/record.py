@@ -13,7 +13,14 @@ from jaxtyping import Array, Float
 from iclflow.dynamics import sharpness
 from iclflow.dynamics.base import Recorder
 from iclflow.losses import AbstractLoss
-from iclflow.models import MLP, AbstractLinearModel, AbstractModel, ConvNet, Softmax
+from iclflow.models import (
+    MLP,
+    AbstractAttention,
+    AbstractLinearModel,
+    AbstractModel,
+    ConvNet,
+    Softmax,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,13 +35,17 @@ class Quantity:
 
 def linear_part(model: AbstractModel) -> AbstractLinearModel:
     """The attention inside a softmax, or the linear model itself."""
-    return model.attention if isinstance(model, Softmax) else model  # pyright: ignore
+    part = model.attention if isinstance(model, Softmax) else model
+    if not isinstance(part, AbstractLinearModel):
+        raise ValueError(f"{type(model).__name__} has no value weights or effective weights")
+    return part
 
 
 def _values(model: AbstractModel, loss: AbstractLoss | None = None) -> Float[Array, "..."]:
     part = linear_part(model)
     if isinstance(part, MLP | ConvNet):
         part = part.as_attention()
+    assert isinstance(part, AbstractAttention)
     values = part.values
     return values[:, 0, 0] if values.shape[1] == 1 else values
 

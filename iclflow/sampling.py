@@ -22,7 +22,7 @@ class Matching(eqx.Module):
     Without `task_mean` and `whitener` the task vectors stay as drawn.
     """
 
-    input_mean: Float[Array, "N+1 D"]
+    input_mean: Float[Array, "n D"]
     task_mean: Float[Array, "O D"] | None = None
     whitener: Float[Array, "OD OD"] | None = None  # sample covariance of vec(W) to the task's
 

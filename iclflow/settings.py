@@ -182,8 +182,8 @@ class Settings:
                 task, heads=self.heads, rank=self.rank, scale=self.init, blocks=blocks
             )
         if self.model in ("mlp", "conv"):
-            return NetworkInitialiser(inner)
-        return SoftmaxInitialiser(inner) if self.model.startswith("softmax") else inner
+            return NetworkInitialiser(inner=inner)
+        return SoftmaxInitialiser(inner=inner) if self.model.startswith("softmax") else inner
 
     def _blocks(self) -> Blocks:
         if self.model in ("mlp", "conv"):

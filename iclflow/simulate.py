@@ -8,12 +8,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike, PRNGKeyArray
+from jax.core import Tracer
+from jaxtyping import PRNGKeyArray
 
 from iclflow.dynamics import AbstractDynamics, Descent
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
 from iclflow.record import resolve
+from iclflow.task import Values
 from iclflow.trajectory import Trajectory
 
 SAVES = 200  # save points, unless they are chosen
@@ -24,7 +26,7 @@ def simulate(
     model: AbstractModel,
     dynamics: AbstractDynamics,
     *,
-    saveat: ArrayLike | None = None,
+    saveat: Values | None = None,
     record: Sequence[str] = ("loss",),
     also: Mapping[str, Callable[[AbstractModel], Any]] | None = None,
     key: PRNGKeyArray | None = None,
@@ -50,7 +52,7 @@ def simulate(
     marks = dynamics.marks(SAVES) if saveat is None else check_marks(saveat, dynamics)
     if saveat is None and state is not None:
         begun = state.step if isinstance(dynamics, Descent) else state.time
-        if not isinstance(begun, jax.core.Tracer):
+        if not isinstance(begun, Tracer):
             marks = marks[np.asarray(marks) >= np.asarray(begun)]
     if state is None:
         return _simulate(loss, model, dynamics, marks, resolve(record, also), key)
@@ -67,12 +69,12 @@ def _resume(loss, state, dynamics, marks, record) -> Trajectory:
     return dynamics.advance(loss, state, marks, record)
 
 
-def check_marks(saveat: ArrayLike, dynamics: AbstractDynamics) -> Any:
+def check_marks(saveat: Values, dynamics: AbstractDynamics) -> Any:
     """Chosen save points as an array, refused unless increasing and not negative."""
     marks = jnp.asarray(saveat)
     if marks.ndim != 1 or marks.size == 0:
         raise ValueError(f"saveat must be a non-empty list, got shape {marks.shape}")
-    if isinstance(marks, jax.core.Tracer):
+    if isinstance(marks, Tracer):
         return marks
     if np.any(np.diff(marks) < 0) or marks[0] < 0:
         raise ValueError("saveat must be increasing and not negative; sort it")
@@ -91,7 +93,7 @@ def _warn_single_precision(loss: AbstractLoss) -> None:
     single = any(
         leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(loss) if eqx.is_inexact_array(leaf)
     )
-    if single and not _warned and not jax.config.jax_enable_x64:
+    if single and not _warned and not jax.config.read("jax_enable_x64"):
         _warned = True
         warnings.warn(
             "the loss is in single precision, which shows noise near 1e-4 on a plateau; add "

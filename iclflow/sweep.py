@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import ArrayLike, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from iclflow.batch import BatchResult, Run, group_runs, train_together
 from iclflow.dataset import INTERRUPTED, attributes, finish, stamp, variables
@@ -19,7 +19,7 @@ from iclflow.losses import AbstractLoss, Population
 from iclflow.models import AbstractInitialiser, AbstractModel
 from iclflow.record import resolve
 from iclflow.simulate import SAVES, check_marks
-from iclflow.task import Task
+from iclflow.task import Task, Values
 
 Source = AbstractLoss | Task | Callable[[PRNGKeyArray], AbstractLoss]
 
@@ -42,7 +42,7 @@ def sweep(
     vary: Vary = Vary.WEIGHTS,
     record: Sequence[str] = ("loss",),
     also: Mapping[str, Callable[[AbstractModel], Any]] | None = None,
-    saveat: ArrayLike | None = None,
+    saveat: Values | None = None,
     progress: Callable[[float, float], None] | None = None,
     settings: Any = None,
 ) -> xr.Dataset:
@@ -112,7 +112,7 @@ def _at(point: Mapping[str, Any], source: Any, init: Any, dynamics: Any) -> tupl
 def _fields(thing: Any) -> list[str]:
     if isinstance(thing, AbstractLoss) or not dataclasses.is_dataclass(thing):
         return []
-    inner = _fields(thing.inner) if hasattr(thing, "inner") else []
+    inner = _fields(getattr(thing, "inner", None))
     return [f.name for f in dataclasses.fields(thing) if f.name != "inner"] + inner
 
 

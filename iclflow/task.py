@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray
 
 from iclflow.distributions import (
@@ -20,6 +21,8 @@ from iclflow.distributions import (
 )
 from iclflow.linalg import random_rotation, symmetric_power
 from iclflow.prompt import Normaliser, Prompt
+
+Values = ArrayLike | Sequence[Any]  # what a constructor turns into an array
 
 
 class ContextLabels(enum.Enum):
@@ -37,10 +40,10 @@ class ContextLabels(enum.Enum):
 class Draw(eqx.Module):
     """The random numbers behind one prompt, before labels are made."""
 
-    inputs: Float[Array, "N+1 D"]
+    inputs: Float[Array, "n D"]
     task: Float[Array, "O D"]
-    noise: Float[Array, "N+1 O"]
-    target_noise: Float[Array, "N+1 O"]
+    noise: Float[Array, "n O"]
+    target_noise: Float[Array, "n O"]
 
 
 class Task(eqx.Module):
@@ -65,20 +68,20 @@ class Task(eqx.Module):
 
     def __init__(
         self,
-        spectrum: ArrayLike | Sequence[float],
+        spectrum: Values,
         context: int,
         *,
         rotation: Float[Array, "D D"] | PRNGKeyArray | None = None,
         inputs: AbstractInputs | None = None,
         tasks: AbstractTaskVectors | None = None,
-        task_covariance: ArrayLike | None = None,
-        task_mean: ArrayLike | None = None,
-        pool: ArrayLike | None = None,
+        task_covariance: Values | None = None,
+        task_mean: Values | None = None,
+        pool: Values | None = None,
         outputs: int = 1,
         label_noise: ArrayLike = 0.0,
         target_noise: ArrayLike = 0.0,
         fixed_fraction: ArrayLike = 0.0,
-        fixed_task: ArrayLike | None = None,
+        fixed_task: Values | None = None,
         lengths: Sequence[int] | None = None,
         normaliser: Normaliser = Normaliser.PAIRS,
         context_labels: ContextLabels = ContextLabels.TASK,
@@ -135,18 +138,13 @@ class Task(eqx.Module):
                 f"context lengths must lie between 1 and the context {self.context}, "
                 f"got {self.lengths}"
             )
-        if self.basis.shape != (self.spectrum.size,) * 2:
-            raise ValueError(
-                f"the rotation must be {self.spectrum.size} x {self.spectrum.size}, "
-                f"got {self.basis.shape}"
-            )
         _require("eigenvalues of the covariance", self.spectrum, lower=0.0)
         _require("label noise (a standard deviation)", self.label_noise, lower=0.0)
         _require("target noise (a standard deviation)", self.target_noise, lower=0.0)
         _require("fixed fraction", self.fixed_fraction, lower=0.0, upper=1.0)
 
     @classmethod
-    def from_covariance(cls, covariance: ArrayLike, context: int, **options: Any) -> Self:
+    def from_covariance(cls, covariance: Values, context: int, **options: Any) -> Self:
         """The task whose Λ is a given symmetric positive semidefinite matrix."""
         matrix = np.asarray(covariance, dtype=float)
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
@@ -262,14 +260,16 @@ def _basis(rotation: Any, size: int) -> Float[Array, "D D"]:
         return jnp.asarray(np.eye(size), dtype=float)
     if jnp.issubdtype(rotation.dtype, jax.dtypes.prng_key):
         return random_rotation(rotation, size)
+    if rotation.shape != (size, size):
+        raise ValueError(f"the rotation must be {size} x {size}, got {rotation.shape}")
     return jnp.asarray(rotation, dtype=float)
 
 
 def _task_vectors(
     tasks: AbstractTaskVectors | None,
-    covariance: ArrayLike | None,
-    mean: ArrayLike | None,
-    pool: ArrayLike | None,
+    covariance: Values | None,
+    mean: Values | None,
+    pool: Values | None,
     outputs: int,
     basis: Float[Array, "D D"],
 ) -> AbstractTaskVectors:
@@ -299,7 +299,7 @@ def _task_vectors(
 
 def _require(name: str, values: Array, lower: float = -np.inf, upper: float = np.inf) -> None:
     """Raise `ValueError` unless all values are finite and within bounds (skipped while tracing)."""
-    if isinstance(values, jax.core.Tracer):
+    if isinstance(values, Tracer):
         return
     found = np.asarray(values)
     bad = found[~(np.isfinite(found) & (found >= lower) & (found <= upper))]

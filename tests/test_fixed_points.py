@@ -27,8 +27,8 @@ from iclflow.theory import (
 NAMES = list(tasks())
 ALL = pytest.mark.parametrize(
     "task",
-    [*tasks().values(), *(random_task(seed) for seed in range(12))],
-    ids=[*NAMES, *map(str, range(12))],
+    [*tasks().values(), *(random_task(seed) for seed in range(6))],
+    ids=[*NAMES, *map(str, range(6))],
 )
 
 
@@ -67,15 +67,14 @@ def test_descent_direction_is_the_gradient(task):
 @ALL
 def test_every_fixed_point_has_weights_at_rest(task):
     population = Population(task)
+    heads = 5  # two shapes for every dimension keep compilation short
     for point in itertools.islice(fixed_points(task), 32):
-        for heads, rank, holdings in (
-            (max(1, len(point.index_set)), 1, None),
-            (3, 2, None),
-            (4, 3, point.learned_holdings(3)),
-            (5, 1, point.learned_holdings(1)),
+        for rank, holdings in (
+            (1, None),
+            (1, point.learned_holdings(1)),
+            (2, None),
+            (2, point.learned_holdings(2)),
         ):
-            if heads * rank < len(point.index_set):
-                continue
             model = point.weights(heads, rank, holdings)
             assert model.keys.shape == (heads, rank, task.size)
             close(matrix_of(model), point.weight)

@@ -196,12 +196,8 @@ def test_rotation_that_breaks_commutation():
     lam = np.array([0.6, 0.3])
 
     def gap(s):
-        sigma = np.asarray(
-            Modes.of(Task(lam, 30, task_covariance=np.array([1.0, s]))).directions()[2]
-        )
         modes = Modes.of(Task(lam, 30, task_covariance=np.array([1.0, s])))
         by_eigenvalue = np.asarray(modes.drops)[np.argsort(-np.asarray(modes.eigenvalue))]
-        assert sigma.shape == (2,)
         return by_eigenvalue[0] - by_eigenvalue[1]
 
     s = scipy.optimize.brentq(gap, 1.0, 6.0, xtol=1e-15)
@@ -215,6 +211,10 @@ def test_rotation_that_breaks_commutation():
     close(loss_of(Population(task), turned.weight((0,))), turned.level((0,)), 1e-10)
     with pytest.raises(ValueError, match="no common eigenvectors"):
         _ = turned.g
+    swapped = modes.rotated((0, 1), jnp.array([[0.0, 1.0], [1.0, 0.0]]))
+    assert swapped.commuting
+    close(swapped.eigenvalue, modes.eigenvalue[::-1])
+    close(swapped.weight((0,)), modes.weight((1,)))
 
 
 def test_conspicuous_plateaus_and_final_loss():

@@ -57,7 +57,7 @@ def build_parser(command: str | None = None) -> Parser:
         sub = commands.add_parser(
             name,
             help=line,
-            description=module.__doc__.split("\n\n")[0],
+            description=(module.__doc__ or "").split("\n\n")[0],
             epilog=getattr(module, "EXAMPLES", None),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )

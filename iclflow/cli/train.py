@@ -186,21 +186,24 @@ def draw(dataset: Any, values: bool, title: str, path: Path) -> Any:
 
 
 def open_window(figure: Any, picture: Path) -> None:
-    """Show the figure; without a screen, say where the picture is."""
+    """Show the figure; where no window can be opened, say where the picture is."""
     screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if not (screen or sys.platform in ("win32", "darwin")):
         print(f"no screen for --show; the picture is {picture}", file=sys.stderr)
         return
-    try:
-        from matplotlib import pyplot
+    from matplotlib import pyplot
+    from matplotlib.backends.registry import BackendFilter, backend_registry
 
+    try:
         manager = pyplot.figure().canvas.manager
+        if pyplot.get_backend() not in backend_registry.list_builtin(BackendFilter.INTERACTIVE):
+            raise RuntimeError("matplotlib has no interactive backend; python3-tk is one")
         assert manager is not None
         manager.canvas.figure = figure
         figure.set_canvas(manager.canvas)
         pyplot.show()
-    except (ImportError, RuntimeError, AssertionError) as error:
-        print(f"no window ({error}); the picture is {picture}", file=sys.stderr)
+    except (ImportError, RuntimeError) as error:
+        print(f"no window: {error}; the picture is {picture}", file=sys.stderr)
 
 
 def report(summary: dict[str, Any]) -> None:

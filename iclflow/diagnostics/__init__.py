@@ -10,6 +10,12 @@ from iclflow.diagnostics.alignment import (
     pairwise_cosines,
 )
 from iclflow.diagnostics.curvature import Ritz, hessian_product, lanczos, top_eigenvalues
+from iclflow.diagnostics.detectors import (
+    Curvature,
+    autocorrelation,
+    autocorrelation_curvature,
+    curvature,
+)
 from iclflow.diagnostics.spectrum import (
     convergence_order,
     effective_rank,
@@ -21,6 +27,14 @@ from iclflow.diagnostics.spectrum import (
     stable_rank,
     tracked_effective_rank,
 )
+from iclflow.diagnostics.stages import (
+    Clock,
+    Drop,
+    Plateau,
+    Stages,
+    find_stages,
+    find_stages_of_runs,
+)
 from iclflow.diagnostics.subspace import (
     consecutive_distances,
     principal_angles,
@@ -31,13 +45,23 @@ from iclflow.diagnostics.subspace import (
 )
 
 __all__ = [
+    "Clock",
+    "Curvature",
+    "Drop",
+    "Plateau",
     "Ritz",
+    "Stages",
     "active_head_count",
     "active_heads",
     "assign_heads",
+    "autocorrelation",
+    "autocorrelation_curvature",
     "consecutive_distances",
     "convergence_order",
+    "curvature",
     "effective_rank",
+    "find_stages",
+    "find_stages_of_runs",
     "head_alignment",
     "head_contributions",
     "head_parallelism",

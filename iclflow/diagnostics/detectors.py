@@ -46,7 +46,7 @@ def curvature(
         times, curve = times[times > 0], curve[times > 0]
     grid, spacing = _grid(clock(times), points, window)
     smooth = savgol_filter(np.interp(grid, clock(times), curve), window, 3, deriv=2, delta=spacing)
-    return Curvature(np.exp(grid) if clock is Clock.LOG else grid, smooth)
+    return Curvature(np.exp(grid) if clock is Clock.LOG else grid, np.asarray(smooth))
 
 
 def autocorrelation(
@@ -82,7 +82,7 @@ def autocorrelation_curvature(
     if lags.size < window:
         raise ValueError(f"the filter needs at least {window} lags, got {lags.size}")
     smooth = savgol_filter(values, window, 3, deriv=2, delta=lags[1] - lags[0])
-    return Curvature(lags, smooth)
+    return Curvature(lags, np.asarray(smooth))
 
 
 def _curve(time: Any, values: Any) -> tuple[np.ndarray, np.ndarray]:

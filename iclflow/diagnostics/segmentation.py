@@ -59,21 +59,30 @@ def bin_curve(
 def local_noise(x: Float[np.ndarray, " B"], y: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
     """Standard deviation of the noise near each bin.
 
-    1.4826 times the running median of |yᵦ - line through its neighbours|, divided by the factor
-    by which that difference amplifies independent noise. A median over many bins hardly sees the
-    few that lie on a sharp drop, and follows noise that shrinks as the loss does.
+    1.4826 times the running median of |yᵦ - cubic through its four neighbours|, divided by the
+    factor by which that difference amplifies independent noise: a cubic follows drops of a few
+    bins, and a median does not see the bins where it fails. The larger of the values just before
+    and just after a bin is used, since noise may change together with the loss in a drop.
     """
-    if y.size < 4:
+    if y.size < 6:
         return np.zeros_like(y)
-    share = (x[1:-1] - x[:-2]) / (x[2:] - x[:-2])
-    apart = y[1:-1] - (1 - share) * y[:-2] - share * y[2:]
-    apart = np.abs(apart) / np.sqrt(1 + share**2 + (1 - share) ** 2)
-    half = min(WINDOW, apart.size)
-    typical = median_filter(apart, half, mode="reflect")
-    here, shift = np.arange(apart.size), half // 2
-    before = typical[(here - shift).clip(min=0)]
-    after = typical[(here + shift).clip(max=apart.size - 1)]
-    return 1.4826 * np.pad(np.maximum(before, after), 1, mode="edge")
+    offsets = (-2, -1, 1, 2)
+    centre = np.arange(2, y.size - 2)
+    apart, amplified = y[centre].copy(), np.ones(centre.size)
+    for j in offsets:
+        weight = np.ones(centre.size)  # Lagrange's polynomial of neighbour j at the centre
+        for k in offsets:
+            if k != j:
+                weight *= (x[centre] - x[centre + k]) / (x[centre + j] - x[centre + k])
+        apart -= weight * y[centre + j]
+        amplified += weight**2
+    apart = np.abs(apart) / np.sqrt(amplified)
+    window = min(WINDOW, apart.size)
+    typical = median_filter(apart, window, mode="reflect")
+    here = np.arange(apart.size)
+    before = typical[(here - window // 2).clip(min=0)]
+    after = typical[(here + window // 2).clip(max=apart.size - 1)]
+    return 1.4826 * np.pad(np.maximum(before, after), 2, mode="edge")
 
 
 def straight_pieces(
@@ -102,7 +111,8 @@ def straight_pieces(
         size = np.einsum("bk,bk->k", trials, trials)
         free = size - np.einsum("kb,kb->b", inside, inside)
         usable = free > 1e-9 * size
-        return np.where(usable, (rest @ trials) ** 2 / np.where(usable, free, 1), 0), rest @ rest
+        gain = np.where(usable, (rest @ trials) ** 2 / np.where(usable, free, 1), 0)
+        return gain, float(rest @ rest)
 
     knots: list[int] = []
     pairs = _pairs(x.size)

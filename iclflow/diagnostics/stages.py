@@ -18,6 +18,7 @@ from scipy.optimize import isotonic_regression
 from iclflow.diagnostics.segmentation import Binned, Pieces, bin_curve, straight_pieces
 
 MISFIT = 2e-3  # of the range: deviations from straight pieces that are not noise
+SHORT = 3  # bins a plateau needs for its level to be taken again
 SIGNIFICANCE = 4.0  # standard errors between the levels before and after a drop
 
 
@@ -83,7 +84,7 @@ class Stages:
     noise: float  # median standard deviation of a bin's loss
     clock: Clock
 
-    def at(self, time: float) -> int:
+    def at(self, time: float | int) -> int:
         """The number of drops whose middle has passed: the plateau one is on, or heading for."""
         return sum(drop.time <= time for drop in self.drops)
 
@@ -132,10 +133,10 @@ def find_stages(
     times, losses = _checked(time, loss)
     if times.size == 0:
         return Stages((), (), 0.0, clock)
-    thresholds = _Thresholds(contrast, smallest, 3 * np.log(max(times.size, 2)))
     x = clock(times)
     binned = bin_curve(x, losses, resolution)
-    thresholds = dataclasses.replace(thresholds, penalty=3 * np.log(max(binned.x.size, 2)))
+    # Schwarz's criterion: a knot has two parameters, its place and its bend
+    thresholds = _Thresholds(contrast, smallest, 2 * float(np.log(max(binned.x.size, 2))))
     pieces, peaks = _falls(binned, binned.y, thresholds)
     drops, plateaus = _timings(x, losses, binned, pieces, peaks, contrast)
     found = np.zeros(len(drops)), np.zeros(len(plateaus))
@@ -296,6 +297,10 @@ def _timings(
     slow = _slow_regions(pieces, peaks, contrast)
     complete = bool(slow[-1].any())
     values = _levels(binned.y, pieces, slow)
+    if not slow[0].any():
+        values[0] = float(isotonic_regression(y, increasing=False).x[0])
+    if not complete:
+        values[-1] = float(isotonic_regression(y, increasing=False).x[-1])
     middles = [float(np.mean(binned.x[r])) if r.any() else None for r in slow]
     cuts = [x[0]] + [m if m is not None else x[-1] for m in middles[1:-1]] + [x[-1]]
     drops: list[Drop] = []
@@ -318,9 +323,6 @@ def _timings(
                 values[i] = float(np.median(binned.y[inside]))
             plateaus.append(Plateau(start, end, values[i], float("nan")))
     return drops, plateaus
-
-
-SHORT = 3  # bins a plateau needs for its level to be taken again
 
 
 def _crossings(
@@ -349,11 +351,8 @@ def _count_found(
     ends = x[pieces.knots]
     middles = (ends[peaks] + ends[np.array(peaks, int) + 1]) / 2
     edges = np.concatenate([[-np.inf], middles, [np.inf]])
-    taken = []
     for i, drop in enumerate(drops):
-        inside = np.flatnonzero((middles >= drop.start) & (middles <= drop.end))
-        taken.append(inside.size > 0)
-        found[0][i] += taken[-1]
+        found[0][i] += np.any((middles >= drop.start) & (middles <= drop.end))
     for i, plateau in enumerate(plateaus):
         middle = (plateau.start + plateau.end) / 2
         after = int(np.searchsorted(edges, middle))

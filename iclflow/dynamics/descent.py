@@ -7,6 +7,7 @@ import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from iclflow.dynamics.base import AbstractDynamics, Recorder
@@ -60,7 +61,7 @@ class Descent(AbstractDynamics):
     def __check_init__(self) -> None:
         if self.steps < 0:
             raise ValueError(f"the number of steps must not be negative, got {self.steps}")
-        if not isinstance(self.rate, jax.core.Tracer) and not np.all(
+        if not isinstance(self.rate, Tracer) and not np.all(
             np.isfinite(self.rate) & (np.asarray(self.rate) > 0)
         ):
             raise ValueError(f"the rate must be a positive number, got {self.rate}")

@@ -4,6 +4,7 @@ import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from iclflow.dynamics.base import AbstractDynamics, Recorder
@@ -38,7 +39,7 @@ class Flow(AbstractDynamics):
         self.max_steps = max_steps
 
     def __check_init__(self) -> None:
-        if not isinstance(self.time, jax.core.Tracer) and not float(self.time) > 0:
+        if not isinstance(self.time, Tracer) and not float(self.time) > 0:
             raise ValueError(f"the flow needs a positive end time, got {self.time}")
         if self.max_steps < 1:
             raise ValueError(f"the flow needs at least one step, got {self.max_steps}")
@@ -84,6 +85,8 @@ class Flow(AbstractDynamics):
             max_steps=self.max_steps,
             throw=False,
         )
+        assert solution.ys is not None
+        assert solution.ts is not None
         values, last = solution.ys
         ended = jnp.sum(jnp.where(jnp.isfinite(solution.ts[1]), solution.ts[1], 0.0))
         model = eqx.combine(jax.tree.map(lambda a: a[-1], last), static)

@@ -92,7 +92,7 @@ def _minimum(loss: AbstractLoss, model: AbstractModel) -> Float[Array, "O O D D"
         # One head for each pair of output and label slot carries any M.
         pairs = outputs * outputs
         values = jnp.eye(pairs).reshape(pairs, outputs, outputs)
-        return loss(Merged(values, weights.reshape(pairs, size, size)))
+        return loss(Merged(values=values, merged=weights.reshape(pairs, size, size)))
 
     gradient = jax.grad(of_weights)
     zero = jnp.zeros(outputs * outputs * size * size)

@@ -109,7 +109,8 @@ class Features(AbstractLoss):
             parts.append(jax.tree.map(lambda a, m=mask: a[m], extract(prompts, map_, index)))
             if progress is not None:
                 progress(min(int(index[-1]) + 1, sequences), sequences)
-        return cls(*jax.tree.map(lambda *a: jnp.concatenate(a), *parts), map_)
+        statistic, query, target = jax.tree.map(lambda *a: jnp.concatenate(a), *parts)
+        return cls(statistic, query, target, map_)
 
     @classmethod
     def from_prompts(
@@ -117,7 +118,8 @@ class Features(AbstractLoss):
     ) -> Self:
         """The features of given prompts (stacked along a leading axis), each cut to `lengths`."""
         map_ = FullFeatures() if features is None else features
-        return cls(*jax.vmap(lambda p: _features(p, lengths, map_))(prompts), map_)
+        statistic, query, target = jax.vmap(lambda p: _features(p, lengths, map_))(prompts)
+        return cls(statistic, query, target, map_)
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         self.require(model)

@@ -72,14 +72,16 @@ class Moments(AbstractLoss):
                 progress(min(int(index[-1]) + 1, sequences), sequences)
         assert total is not None
         count = sequences * len(task.lengths)
-        return cls(*jax.tree.map(lambda s: s / count, total), map_)
+        power, cross, second = jax.tree.map(lambda s: s / count, total)
+        return cls(power, cross, second, map_)
 
     @classmethod
     def from_features(cls, features: Features) -> Self:
         """The moments of per-prompt features."""
         count = features.target.shape[0] * features.target.shape[1]
         sums = _sums(features.statistic, features.query, features.target, None)
-        return cls(*jax.tree.map(lambda s: s / count, sums), features.map)
+        power, cross, second = jax.tree.map(lambda s: s / count, sums)
+        return cls(power, cross, second, features.map)
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         self.require(model)

@@ -102,8 +102,6 @@ class AbstractAttention(AbstractLinearModel):
 class AbstractInitialiser(eqx.Module):
     """key -> model at init scale w: every layer's expected squared norm is w², (34)(36)."""
 
-    scale: eqx.AbstractVar[Float[Array, ""]]
-
     @abc.abstractmethod
     def __call__(self, key: PRNGKeyArray) -> AbstractModel:
         """Draw the initial weights."""

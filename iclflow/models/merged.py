@@ -44,7 +44,7 @@ class Merged(AbstractAttention):
 
     def reduce(self) -> Self:
         """The same weights without the blocks 𝐯 and 𝐮."""
-        return type(self)(self.values, self.merged)
+        return type(self)(values=self.values, merged=self.merged)
 
 
 class MergedInitialiser(AbstractInitialiser):

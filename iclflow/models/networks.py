@@ -12,7 +12,7 @@ from iclflow.models.separate import Separate, SeparateInitialiser
 from iclflow.prompt import Prompt
 
 
-def cubic_features(prompt: Prompt) -> Float[Array, "O D*D"]:
+def cubic_features(prompt: Prompt) -> Float[Array, "O F"]:
     """z = vec(β x_qᵀ), columns stacked, one row an output (12)."""
     z = jnp.einsum("od,c->ocd", prompt.correlation, prompt.query)
     return z.reshape(z.shape[0], -1)
@@ -21,7 +21,7 @@ def cubic_features(prompt: Prompt) -> Float[Array, "O D*D"]:
 class MLP(AbstractLinearModel):
     """Two-layer fully connected linear network on cubic features: ŷ = w₂ᵀ W₁ z (11)."""
 
-    first: Float[Array, "H D*D"]  # W₁, rows vec(Uᵢ)ᵀ
+    first: Float[Array, "H F"]  # W₁, rows vec(Uᵢ)ᵀ
     second: Float[Array, "H O O"]  # w₂; a number a hidden unit when there is one output
 
     @property
@@ -42,7 +42,8 @@ class MLP(AbstractLinearModel):
         """The merged attention with the same function."""
         heads, squared = self.first.shape
         size = round(squared**0.5)
-        return Merged(self.second, jnp.swapaxes(self.first.reshape(heads, size, size), 1, 2))
+        matrices = jnp.swapaxes(self.first.reshape(heads, size, size), 1, 2)
+        return Merged(values=self.second, merged=matrices)
 
     def reduced_weights(self) -> Float[Array, "O O D D"]:
         return self.as_attention().reduced_weights()
@@ -83,7 +84,7 @@ class ConvNet(AbstractLinearModel):
 
     def as_attention(self) -> Separate:
         """The separate attention with the same function."""
-        return Separate(self.third, self.kernels, self.second)
+        return Separate(values=self.third, keys=self.kernels, queries=self.second)
 
     def reduced_weights(self) -> Float[Array, "O O D D"]:
         return self.as_attention().reduced_weights()
@@ -98,7 +99,7 @@ class NetworkInitialiser(AbstractInitialiser):
     inner: MergedInitialiser | SeparateInitialiser
 
     @property
-    def scale(self) -> Float[Array, ""]:  # type: ignore[override]
+    def scale(self) -> Float[Array, ""]:
         """The init scale w of the equivalent attention."""
         return self.inner.scale
 

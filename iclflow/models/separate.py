@@ -63,7 +63,7 @@ class Separate(AbstractAttention):
 
     def reduce(self) -> Self:
         """The same weights without the extra blocks."""
-        return type(self)(self.values, self.keys, self.queries)
+        return type(self)(values=self.values, keys=self.keys, queries=self.queries)
 
 
 class SeparateInitialiser(AbstractInitialiser):

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from iclflow.models.base import AbstractAttention, AbstractInitialiser, AbstractModel
+from iclflow.models.merged import MergedInitialiser
+from iclflow.models.separate import SeparateInitialiser
 from iclflow.prompt import Prompt
 
 
@@ -29,14 +31,12 @@ class Softmax(AbstractModel):
 class SoftmaxInitialiser(AbstractInitialiser):
     """key -> `Softmax` of the attention that `inner` draws."""
 
-    inner: AbstractInitialiser
+    inner: MergedInitialiser | SeparateInitialiser
 
     @property
-    def scale(self) -> Float[Array, ""]:  # type: ignore[override]
+    def scale(self) -> Float[Array, ""]:
         """The init scale w of the attention inside."""
         return self.inner.scale
 
     def __call__(self, key: PRNGKeyArray) -> Softmax:
-        attention = self.inner(key)
-        assert isinstance(attention, AbstractAttention)
-        return Softmax(attention)
+        return Softmax(self.inner(key))

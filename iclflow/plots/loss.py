@@ -55,9 +55,10 @@ def plot_loss(
     axes.set_xlim(0, end)
     axes.set_ylim(0, None)
     if count > 1 or theory is not None:
-        axes.legend(ncols=2, loc="upper right")
+        axes.legend(ncols=2, loc="upper right", bbox_to_anchor=(1.0, 0.93))
     if timed and "step" in runs.coords and not np.array_equal(runs["step"], runs["time"]):
         scale = float(runs["step"].values[-1]) / end
-        top = axes.secondary_xaxis("top", functions=(lambda t: t * scale, lambda s: s / scale))
+        there, back = lambda t: np.asarray(t) * scale, lambda s: np.asarray(s) / scale
+        top = axes.secondary_xaxis("top", functions=(there, back))
         top.set_xlabel("training steps")
     return axes

@@ -5,8 +5,10 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
+from cycler import cycler
 from matplotlib.figure import Figure
 
 # Okabe and Ito's palette without yellow, darkest contrast first.
@@ -14,7 +16,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 THEORY = {"color": "black", "linestyle": (0, (4, 3)), "linewidth": 1.0}
 COLUMN = 3.4  # inches: one column of a two-column page
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "figure.dpi": 200,
     "savefig.dpi": 300,
     "figure.constrained_layout.use": True,
@@ -31,7 +33,7 @@ STYLE = {
     "ytick.major.width": 0.6,
     "lines.linewidth": 1.2,
     "legend.frameon": False,
-    "axes.prop_cycle": mpl.cycler(color=COLOURS),
+    "axes.prop_cycle": cycler(color=COLOURS),
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
 }

@@ -56,9 +56,9 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     try:
+        if not zipfile.is_zipfile(path):
+            raise ValueError("it is no .npz archive")
         with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise ValueError("one array, not an .npz archive")
             return {name: file[name] for name in file.files if not name.startswith("traj_")}
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, ValueError) as error:
         reason = " ".join(str(error).split())[:100]
@@ -134,13 +134,16 @@ def _loss(
         raise ValueError(f"X{suffix} and yq{suffix} must hold at least one sequence of numbers")
     if options.model == "mlp":
         # z is recorded in the order of ReducedFeatures: β first, then x_q.
-        parts = (np.mean(y**2), (y @ x)[None] / len(x), x.T @ x / len(x))
-        return Moments(*(jnp.asarray(part) for part in parts), ReducedFeatures())
+        return Moments(
+            power=jnp.mean(jnp.asarray(y) ** 2),
+            cross=jnp.asarray((y @ x)[None] / len(x)),
+            second=jnp.asarray(x.T @ x / len(x)),
+            map=ReducedFeatures(),
+        )
+    normaliser = Normaliser.TOKENS if options.vary_len else Normaliser.NONE
     labels = x[:, :, size:]
-    prompts = Prompt(
-        inputs=jnp.asarray(x[:, :, :size]),
-        labels=jnp.asarray(labels),
-        targets=jnp.asarray(np.concatenate([labels[:, :-1], y[:, None, None]], axis=1)),
-        normaliser=Normaliser.TOKENS if options.vary_len else Normaliser.NONE,
+    targets = np.concatenate([labels[:, :-1], y[:, None, None]], axis=1)
+    prompts = jax.vmap(lambda x, y, t: Prompt(x, y, t, None, normaliser))(
+        jnp.asarray(x[:, :, :size]), jnp.asarray(labels), jnp.asarray(targets)
     )
     return published_loss(prompts, published_task(options, jax.random.key(0)), model, lengths)

@@ -84,14 +84,13 @@ def published_loss(
     progress: Progress | None = None,
 ) -> AbstractLoss:
     """The loss of given prompts at the cheapest level that is exact for the model."""
-    given = isinstance(prompts, Prompt)
-    count = prompts.inputs.shape[0] if given else prompts.count
+    count = prompts.inputs.shape[0] if isinstance(prompts, Prompt) else prompts.count
     choice = select(task.replace(lengths=lengths), model, count)
 
     def batches(size: int) -> Iterator[Prompt]:
         for begin in range(0, count, size):
-            index = np.arange(begin, min(begin + size, count))
-            if given:
+            index = jnp.arange(begin, min(begin + size, count))
+            if isinstance(prompts, Prompt):
                 yield jax.tree.map(lambda a, i=index: a[i], prompts)
             else:
                 yield _prompts(prompts, index)
@@ -161,23 +160,19 @@ def train(
     The Dataset has the training loss, the value weights and, with a test set, the in-weight and
     in-context test losses (whole sequences, at varying length too) before every update.
     """
-    keys = dict(
-        zip(
-            ("task", "train", "in_weight", "in_context"),
-            jax.random.split(jax.random.fold_in(jax.random.key(options.seed), 1), 4),
-            strict=True,
-        )
-    )
-    task = published_task(options, keys["task"])
+    parts = jax.random.split(jax.random.fold_in(jax.random.key(options.seed), 1), 4)
+    task_key, train_key, weight_key, context_key = parts
+    task = published_task(options, task_key)
     init = PublishedInitialiser(options, convention)
     model = init(jax.random.key(options.seed))
-    prompts = prompt_set(task, options.icl, options.trainset_size, keys["train"])
+    prompts = prompt_set(task, options.icl, options.trainset_size, train_key)
     loss = published_loss(prompts, task, model, options.lengths, sampling)
     tests = {}
     if options.testset_size > 0:
-        for name, icl in (("in_weight", 0.0), ("in_context", 1.0)):
-            prompts = prompt_set(task, icl, options.testset_size, keys[name])
-            tests[f"{name}_loss"] = published_loss(prompts, task, model, (options.context,))
+        kinds = (("in_weight_loss", 0.0, weight_key), ("in_context_loss", 1.0, context_key))
+        for name, icl, key in kinds:
+            prompts = prompt_set(task, icl, options.testset_size, key)
+            tests[name] = published_loss(prompts, task, model, (options.context,))
     settings = {"published": options, "init_convention": convention}
     dataset = descend(loss, init, options, tests, settings, progress)
     if options.vary_len or (options.softmax and options.model != "mlp"):

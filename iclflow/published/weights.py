@@ -22,7 +22,7 @@ from iclflow.models import (
 from iclflow.prompt import Prompt
 from iclflow.published.options import Options
 
-Model = TypeVar("Model", Merged, Separate, MLP)
+Model = TypeVar("Model", bound=AbstractModel)
 
 
 class DividedSoftmax(AbstractModel):
@@ -158,7 +158,7 @@ def value_weights(model: AbstractModel) -> Float[Array, " H"]:
     return attention.values[:, 0, 0]
 
 
-def normalised(model: Model, rate: float, divisor: float) -> tuple[Model, float]:
+def normalised(model: Model, rate: float, divisor: float | int) -> tuple[Model, float]:
     """Weights and rate that give, with S divided by F = `divisor`, the same loss at every step.
 
     Three factors in a prediction (separate): weights times F^(1/3), rate times F^(2/3). Two

@@ -2,7 +2,7 @@
 
 While the loss rests at M(S) a small head obeys τ dv/dt = Σᵣ kᵣᵀ A qᵣ, τ dk/dt = v A q,
 τ dq/dt = v Aᵀ k with the constant A = A_S. In the singular basis of A, with p = k + q and
-n = k - q, the phase s = ∫ v dt/τ solves it: `p_d → p_d e^{g_d s}`, `n_d → n_d e^{-g_d s}`, (62)(63),
+n = k - q, the phase s = ∫ v dt/τ solves it, (62)(63): `p_d → p_d e^{g_d s}`, `n_d → n_d e^{-g_d s}`,
 
     v² = W(s) = v(0)² + ¼ Σ_d [P_d (e^{2 g_d s} - 1) + N_d (e^{-2 g_d s} - 1)],  P_d = Σᵣ p_{rd}²,
 
@@ -11,6 +11,7 @@ turns there and escapes on the other side. Everything is NumPy, vectorised over 
 """
 
 import dataclasses
+import functools
 from typing import Self
 
 import numpy as np
@@ -20,6 +21,7 @@ from scipy.integrate import solve_ivp
 PANELS, ORDER = 28, 12  # composite Gauss-Legendre in a variable where the integrand is smooth
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(ORDER)
 LOG_END = 2 * np.log(1e17)  # the integral is cut where √W has grown 1e17 times
+LOG_MAX = 700.0  # of an exponential
 FLOOR = 1e-290
 
 Head = Float[np.ndarray, " H"]
@@ -52,14 +54,17 @@ class DormantHeads:
         """The time until each head escapes (infinite if it never does) and the sign v then has."""
         if self.values.size == 0:
             return np.zeros(0), np.zeros(0)
-        path = _Path.of(self)
-        return path.total / path.unit, path.sign
+        return self._path.total / self._path.unit, self._path.sign
+
+    @functools.cached_property
+    def _path(self) -> "_Path":
+        return _Path.of(self)
 
     def after(self, time: float) -> Self:
         """The heads a time later, before any of them has escaped."""
         if self.values.size == 0 or time == 0:
             return self
-        values, phase = _Path.of(self).at(time)
+        values, phase = self._path.at(time)
         growth = np.exp(self.gains[None, None, :] * phase[:, None, None])
         return dataclasses.replace(
             self, values=values, sums=self.sums * growth, differences=self.differences / growth
@@ -68,9 +73,12 @@ class DormantHeads:
 
 def _excess(up: HeadMode, down: HeadMode, gains: np.ndarray, s: np.ndarray) -> np.ndarray:
     """W(s) - W(0) = ¼ Σ [P (e^{2gs} - 1) + N (e^{-2gs} - 1)] at s [H, ...]."""
-    z = 2 * gains * s[..., None]
-    shape = (len(up),) + (1,) * (s.ndim - 1) + (len(gains),)
-    return np.sum(up.reshape(shape) * np.expm1(z) + down.reshape(shape) * np.expm1(-z), -1) / 4
+    points = s.reshape(len(s), -1)
+    rise = np.expm1(np.minimum(2 * gains * np.abs(points)[..., None], LOG_MAX))
+    fall = rise / (1 + rise)  # 1 - e^{-2gs}: one exponential serves both
+    ahead, behind = (np.einsum("hxd,hd->hx", rise, a) for a in (up, down))
+    left, right = (np.einsum("hxd,hd->hx", fall, a) for a in (up, down))
+    return np.where(points >= 0, ahead - right, behind - left).reshape(s.shape) / 4
 
 
 def _slope(up: HeadMode, down: HeadMode, gains: np.ndarray, s: np.ndarray) -> np.ndarray:
@@ -132,6 +140,7 @@ class _Path:
         up, down = np.where(flip[:, None], down, up), np.where(flip[:, None], up, down)
         centre, v = sign * centre, sign * v
         moving = driven & ~stuck & ~np.where(flip, lone_down, lone_up)
+        centre = np.where(moving, centre, 0.0)
 
         centre = np.where(zeros, _zero(v, up, down, gains, centre), centre)
         z = 2 * gains * centre[:, None]
@@ -141,7 +150,7 @@ class _Path:
         width = np.where(zeros, 0.0, np.sqrt(2 * least / np.maximum(curvature, FLOOR)))
         with np.errstate(divide="ignore"):
             reach = np.min((LOG_END + np.log(4) - np.log(up)) / (2 * gains), -1, initial=np.inf)
-        reach = np.where(np.isfinite(reach), reach, 1.0)
+        reach = np.where(moving, reach, 0.0)  # a head at rest needs no path
         safe = np.where(width > 0, width, 1.0)
         start = np.where(
             zeros,
@@ -239,9 +248,7 @@ def _minimum(up: HeadMode, down: HeadMode, gains: np.ndarray) -> Head:
     return s
 
 
-def _zero(
-    v: Head, up: HeadMode, down: HeadMode, gains: np.ndarray, minimum: Head
-) -> Head:
+def _zero(v: Head, up: HeadMode, down: HeadMode, gains: np.ndarray, minimum: Head) -> Head:
     """The larger zero of W, between its minimum and s = 0 (heads without one: ignored)."""
     low, high = np.minimum(minimum, 0.0), np.zeros_like(v)
     s = high.copy()

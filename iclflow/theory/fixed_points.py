@@ -136,10 +136,11 @@ class FixedPoint(eqx.Module):
 
     def _triples(self, head: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Singular values, left and right vectors (as columns) of M(head)."""
-        if self.modes.commuting:
+        if self.modes.along is not None:
             index = list(head)
             e = np.asarray(self.modes.right)[:, index]
-            return np.asarray(self.modes.m)[index], e, e
+            eigenvalue, b, g = np.asarray(self.modes.along)[:, index]
+            return g / (eigenvalue * b), e, e
         left, values, right = np.linalg.svd(np.asarray(self.modes.weight(head)))
         count = len(head)
         return values[:count], left[:, :count], right[:count].T

@@ -1,5 +1,6 @@
 """The Hessian of L/2 as a linear map, at any weights: its eigenvalues are rates of τ dW/dt."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
@@ -56,7 +57,11 @@ def hessian_matrix(
     model: Merged | Separate, source: Task | Population | Modes
 ) -> Float[Array, "n n"]:
     """The dense Hessian of L/2, weights in the order of `ravel_pytree` (values first)."""
-    modes = Modes.of(source)
+    return _dense(model, Modes.of(source))
+
+
+@eqx.filter_jit
+def _dense(model: Merged | Separate, modes: Modes) -> Float[Array, "n n"]:
     flat, unravel = ravel_pytree(model)
 
     def column(unit: Float[Array, " n"]) -> Float[Array, " n"]:

@@ -45,7 +45,7 @@ class Modes(eqx.Module):
     right: Float[Array, "D r"]  # w_s
     key_vectors: Float[Array, "D r"]  # B^(-1/2) u_s
     query_vectors: Float[Array, "D r"]  # Λ^(-1/2) w_s
-    commuting: bool = eqx.field(static=True)  # Λ, B and G share their eigenvectors
+    along: Float[Array, "3 r"] | None  # λ, b, g of each mode; None unless `commuting`
 
     @classmethod
     def of(cls, source: "Task | Population | Modes") -> "Modes":
@@ -68,6 +68,7 @@ class Modes(eqx.Module):
         basis, commuting = _joint_basis(covariance, second, cross, eps)
         decompose = _commuting_modes if commuting else _general_modes
         arrays = decompose(covariance, second, cross, basis, eps)
+        along = _along(arrays[2], covariance, second, cross) if commuting else None
         sigma, left, right, keys, queries = (jnp.asarray(a, dtype=dtype) for a in arrays)
         return cls(
             power=population.power,
@@ -79,7 +80,7 @@ class Modes(eqx.Module):
             right=right,
             key_vectors=keys,
             query_vectors=queries,
-            commuting=commuting,
+            along=None if along is None else jnp.asarray(along, dtype=dtype),
         )
 
     @property
@@ -91,6 +92,11 @@ class Modes(eqx.Module):
     def rank(self) -> int:
         """The number of modes with σ > 0; there are 2^rank fixed points in function space."""
         return self.singular.shape[0]
+
+    @property
+    def commuting(self) -> bool:
+        """Whether Λ, B and G have their eigenvectors in common."""
+        return self.along is not None
 
     @property
     def drops(self) -> Float[Array, " r"]:
@@ -149,29 +155,28 @@ class Modes(eqx.Module):
             left, values, right = left[:, :count], values[:count], right[:count].T
         return Gains(self._array(values), self._array(left), self._array(right))
 
-    def _along(self, matrix: Float[Array, "D D"]) -> Float[Array, " r"]:
-        if not self.commuting:
+    def _own(self, row: int) -> Float[Array, " r"]:
+        if self.along is None:
             raise ValueError(
                 "Λ, B and G of this task have no common eigenvectors, so a mode has no "
                 "eigenvalues of its own; use `weight`, `residual` and `gains`"
             )
-        right = np.asarray(self.right)
-        return self._array(np.sum(right * (np.asarray(matrix) @ right), axis=0))
+        return self.along[row]
 
     @property
     def eigenvalue(self) -> Float[Array, " r"]:
         """λ_d of each mode (commuting tasks)."""
-        return self._along(self.covariance)
-
-    @property
-    def g(self) -> Float[Array, " r"]:
-        """g_d, the eigenvalue of G: λ_d² s_d, the rate at which a mode is learned (commuting)."""
-        return self._along(self.cross)
+        return self._own(0)
 
     @property
     def b(self) -> Float[Array, " r"]:
         """b_d, the eigenvalue of B: a_d of (32) for the paper's task (commuting tasks)."""
-        return self._along(self.second)
+        return self._own(1)
+
+    @property
+    def g(self) -> Float[Array, " r"]:
+        """g_d, the eigenvalue of G: λ_d² s_d, the rate at which a mode is learned (commuting)."""
+        return self._own(2)
 
     @property
     def m(self) -> Float[Array, " r"]:
@@ -206,10 +211,12 @@ class Modes(eqx.Module):
             return a.at[:, index].set(a[:, index] @ rotation)
 
         right = turn(self.right)
-        turned = [np.asarray(right.T @ a @ right) for a in (self.second, self.covariance)]
-        off = max(float(np.abs(a - np.diag(np.diagonal(a))).max(initial=0.0)) for a in turned)
-        scale = max(float(np.abs(a).max(initial=0.0)) for a in turned)
-        tolerance = 1e3 * self.size * float(jnp.finfo(right.dtype).eps) * scale
+        turned = np.stack([right.T @ a @ right for a in (self.covariance, self.second, self.cross)])
+        along = np.diagonal(turned, axis1=1, axis2=2)
+        off = turned - along[:, None, :] * np.eye(self.rank)
+        tolerance = 1e3 * self.size * float(jnp.finfo(right.dtype).eps)
+        scale = np.abs(turned).max(axis=(1, 2), initial=0.0)
+        common = bool(np.all(np.abs(off).max(axis=(1, 2), initial=0.0) <= tolerance * scale))
         return Modes(
             power=self.power,
             cross=self.cross,
@@ -220,7 +227,7 @@ class Modes(eqx.Module):
             right=right,
             key_vectors=turn(self.key_vectors),
             query_vectors=turn(self.query_vectors),
-            commuting=self.commuting and off <= tolerance,
+            along=self._array(along) if self.commuting and common else None,
         )
 
     def directions(self) -> tuple[Float[Array, " D"], Float[Array, " D"], Float[Array, " D"]]:
@@ -265,6 +272,11 @@ def _joint_basis(
     return np.linalg.eigh(matrices[0])[1], False
 
 
+def _along(basis: np.ndarray, *matrices: np.ndarray) -> np.ndarray:
+    """The diagonals of Eᵀ A E, one row a matrix."""
+    return np.stack([np.sum(basis * (a @ basis), axis=0) for a in matrices])
+
+
 def _kept(values: np.ndarray, eps: float) -> np.ndarray:
     """Which of some non-negative numbers are more than rounding error of the largest."""
     return values > 8 * len(values) * eps * max(float(values.max(initial=0.0)), 0.0)
@@ -274,10 +286,7 @@ def _commuting_modes(
     covariance: np.ndarray, second: np.ndarray, cross: np.ndarray, basis: np.ndarray, eps: float
 ) -> tuple[np.ndarray, ...]:
     """Y is diagonal in the common basis: σ_d = g_d/sqrt(λ_d b_d), u_d = w_d = e_d."""
-    eigenvalue, b, g = (
-        np.einsum("dr,dc,cr->r", basis, a, basis, optimize=True)
-        for a in (covariance, second, cross)
-    )
+    eigenvalue, b, g = _along(basis, covariance, second, cross)
     keep = _kept(eigenvalue, eps)
     eigenvalue, b, g, basis = eigenvalue[keep], b[keep], g[keep], basis[:, keep]
     sigma = g / np.sqrt(eigenvalue * b)
@@ -297,7 +306,7 @@ def _general_modes(
     G' = F⁻¹ G F⁻ᵀ, the matrix B'^(-1/2) G' has the singular values and right vectors of Y, and
     F⁻ᵀ B'^(-1/2) u' = B^(-1/2) u gives the left ones without inverting B.
     """
-    eigenvalue = np.einsum("dr,dc,cr->r", basis, covariance, basis, optimize=True)
+    (eigenvalue,) = _along(basis, covariance)
     keep = _kept(eigenvalue, eps)
     basis, eigenvalue = basis[:, keep], eigenvalue[keep]
     whiten = basis / np.sqrt(eigenvalue)[None, :]  # F⁻ᵀ on the range of Λ

@@ -1,0 +1,295 @@
+"""Named tensors of one checkpoint, read one at a time: safetensors, NumPy files, arrays.
+
+Files are mapped, not loaded: only the tensor that is asked for enters memory. Pickle is never
+loaded.
+"""
+
+import abc
+import json
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
+STORED = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # safetensors -> NumPy
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read; the message names the file and the tensor."""
+
+
+class AbstractSource(abc.ABC):
+    """Names and tensors of one checkpoint, and the settings that lie beside it."""
+
+    config: Mapping[str, Any]
+
+    @abc.abstractmethod
+    def names(self) -> list[str]:
+        """The names of all tensors."""
+
+    @abc.abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, without reading it."""
+
+    @abc.abstractmethod
+    def read(self, name: str) -> np.ndarray:
+        """A tensor in single or double precision (half precisions are widened)."""
+
+    @abc.abstractmethod
+    def where(self, name: str) -> str:
+        """The file that holds a tensor, for messages."""
+
+
+class Arrays(AbstractSource):
+    """Arrays in memory under names: NumPy, JAX, or PyTorch tensors (torch is not imported)."""
+
+    def __init__(self, arrays: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> None:
+        self.arrays = arrays
+        self.config = config or {}
+
+    def names(self) -> list[str]:
+        return list(self.arrays)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.arrays[name].shape)
+
+    def read(self, name: str) -> np.ndarray:
+        return as_numpy(self.arrays[name])
+
+    def where(self, name: str) -> str:
+        return "weights"
+
+
+def as_numpy(array: Any) -> np.ndarray:
+    """A floating NumPy array from NumPy, JAX or PyTorch, half precisions widened to single."""
+    if hasattr(array, "detach"):
+        array = array.detach().cpu()
+        if str(array.dtype) in ("torch.bfloat16", "torch.float16"):
+            array = array.float()
+        array = array.numpy()
+    return widen(np.asarray(array))
+
+
+def widen(array: np.ndarray) -> np.ndarray:
+    """At least single precision, which the linear algebra needs."""
+    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
+
+
+class SafetensorsFile(AbstractSource):
+    """The safetensors format: 8 bytes of header length, a JSON header, then raw tensors."""
+
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        self.path, self.config = path, config
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > size - 8:
+                raise CheckpointError(
+                    f"{path}: the header needs {8 + length} bytes, the file has {size}: "
+                    f"truncated, or not a safetensors file"
+                )
+            try:
+                header = json.loads(file.read(length))
+            except ValueError as error:
+                raise CheckpointError(f"{path}: the header is not JSON ({error})") from None
+        self.start, self.size = 8 + length, size
+        self.header = {name: entry for name, entry in header.items() if name != "__metadata__"}
+
+    def names(self) -> list[str]:
+        return list(self.header)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.header[name]["shape"])
+
+    def read(self, name: str) -> np.ndarray:
+        entry = self.header[name]
+        stored = STORED.get(entry["dtype"])
+        if stored is None:
+            raise CheckpointError(
+                f"{self.path}: tensor {name} has type {entry['dtype']}, needed one of "
+                f"{', '.join(STORED)}; save it in one of these"
+            )
+        begin, end = entry["data_offsets"]
+        shape, dtype = self.shape(name), np.dtype(stored)
+        if end - begin != int(np.prod(shape)) * dtype.itemsize:
+            raise CheckpointError(
+                f"{self.path}: tensor {name} of shape {shape} has {end - begin} bytes"
+            )
+        if self.start + end > self.size:
+            raise CheckpointError(
+                f"{self.path}: truncated: tensor {name} ends at byte {self.start + end}, the file "
+                f"at {self.size}; download it again"
+            )
+        data = np.memmap(self.path, dtype, mode="r", offset=self.start + begin, shape=shape)
+        if entry["dtype"] == "BF16":  # the upper half of a single-precision number
+            return (data.astype(np.uint32) << 16).view(np.float32)
+        return widen(data)
+
+    def where(self, name: str) -> str:
+        return str(self.path)
+
+
+class NumpyArchive(AbstractSource):
+    """An `.npz` file; object arrays, which would need pickle, are refused."""
+
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        self.path, self.config = path, config
+        try:
+            with zipfile.ZipFile(path) as archive:
+                members = [m for m in archive.namelist() if m.endswith(".npy")]
+                self.shapes = {m[:-4]: _npy_shape(archive, m) for m in members}
+        except (zipfile.BadZipFile, OSError, ValueError, EOFError) as error:
+            raise CheckpointError(f"{path}: truncated or not an .npz file ({error})") from None
+
+    def names(self) -> list[str]:
+        return list(self.shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.shapes[name]
+
+    def read(self, name: str) -> np.ndarray:
+        try:
+            with np.load(self.path, allow_pickle=False) as archive:
+                return widen(archive[name])
+        except (zipfile.BadZipFile, OSError, ValueError, EOFError) as error:
+            raise CheckpointError(f"{self.path}: tensor {name}: {error}") from None
+
+    def where(self, name: str) -> str:
+        return str(self.path)
+
+
+class NumpyFolder(AbstractSource):
+    """A folder of `.npy` files, one for each tensor."""
+
+    def __init__(self, files: Iterable[Path], config: Mapping[str, Any]) -> None:
+        self.files = {file.name[:-4]: file for file in files}
+        self.config = config
+
+    def names(self) -> list[str]:
+        return list(self.files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._open(name).shape
+
+    def read(self, name: str) -> np.ndarray:
+        return widen(self._open(name))
+
+    def where(self, name: str) -> str:
+        return str(self.files[name])
+
+    def _open(self, name: str) -> np.ndarray:
+        try:
+            return np.load(self.files[name], mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise CheckpointError(f"{self.files[name]}: tensor {name}: {error}") from None
+
+
+class Shards(AbstractSource):
+    """Several files that together are one checkpoint; opened when a tensor of theirs is read."""
+
+    def __init__(self, files: Mapping[str, Path], config: Mapping[str, Any]) -> None:
+        self.files, self.config = files, config  # tensor -> file
+        self.open: dict[Path, SafetensorsFile] = {}
+
+    def names(self) -> list[str]:
+        return list(self.files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shard(name).shape(name)
+
+    def read(self, name: str) -> np.ndarray:
+        return self._shard(name).read(name)
+
+    def where(self, name: str) -> str:
+        return str(self.files[name])
+
+    def _shard(self, name: str) -> SafetensorsFile:
+        path = self.files[name]
+        if path not in self.open:
+            if not path.exists():
+                raise CheckpointError(f"{path}: missing; the index says it holds tensor {name}")
+            self.open[path] = SafetensorsFile(path, self.config)
+        if name not in self.open[path].header:
+            raise CheckpointError(f"{path}: tensor {name} is missing; the index says it is there")
+        return self.open[path]
+
+
+def open_checkpoint(path: str | Path) -> AbstractSource:
+    """One checkpoint: a file, or a folder with safetensors, an `.npz` or `.npy` files."""
+    path = Path(path)
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file or folder")
+    if path.is_file():
+        return _open_file(path)
+    config = _config(path)
+    index = sorted(path.glob("*.safetensors.index.json"))
+    if index:
+        weights = _json(index[0])["weight_map"]
+        return Shards({name: path / file for name, file in weights.items()}, config)
+    shards = sorted(path.glob("*.safetensors"))
+    if len(shards) == 1:
+        return SafetensorsFile(shards[0], config)
+    if shards:
+        opened = [(file, SafetensorsFile(file, config)) for file in shards]
+        return Shards({name: file for file, source in opened for name in source.names()}, config)
+    archives = sorted(path.glob("*.npz"))
+    if len(archives) == 1:
+        return NumpyArchive(archives[0], config)
+    arrays = sorted(path.glob("*.npy"))
+    if arrays:
+        return NumpyFolder(arrays, config)
+    for file in sorted(path.iterdir()):
+        if file.suffix in PICKLES:
+            return _open_file(file)
+    raise CheckpointError(
+        f"{path}: no checkpoint here; needed .safetensors (or its index), one .npz, or .npy files"
+    )
+
+
+def _open_file(path: Path) -> AbstractSource:
+    if path.suffix in PICKLES:
+        raise CheckpointError(refusal(path))
+    config = _config(path.parent)
+    if path.suffix == ".safetensors":
+        return SafetensorsFile(path, config)
+    if path.suffix == ".npz":
+        return NumpyArchive(path, config)
+    if path.name.endswith(".safetensors.index.json"):
+        return open_checkpoint(path.parent)
+    raise CheckpointError(f"{path}: not a checkpoint; needed .safetensors or .npz")
+
+
+def refusal(path: str | Path) -> str:
+    """Why a pickle is not loaded, and the command that converts it."""
+    target = Path(path).with_suffix(".safetensors")
+    return (
+        f"{path}: a pickle can run code when it is loaded, so it is refused; convert it once with: "
+        f'python -c "import torch, safetensors.torch as s; s.save_file({{k: v.clone() for k, v in '
+        f"torch.load('{path}', map_location='cpu', weights_only=True).items()}}, '{target}')\""
+    )
+
+
+def _config(folder: Path) -> Mapping[str, Any]:
+    file = folder / "config.json"
+    return _json(file) if file.exists() else {}
+
+
+def _json(file: Path) -> Mapping[str, Any]:
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{file}: not JSON ({error})") from None
+
+
+def _npy_shape(archive: zipfile.ZipFile, member: str) -> tuple[int, ...]:
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        read = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
+        return read(file)[0]

@@ -1,0 +1,166 @@
+"""The staircase of separate key and query, predicted from the initial weights (Sections 4 and 5).
+
+Which head learns which mode, when, and the whole loss curve on the clock t/τ, for one start. The
+paper's estimate of the durations, (68)(73), is listed beside it.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import ArrayLike, Bool, Float, Int
+
+from iclflow.losses import Population
+from iclflow.models import AbstractModel
+from iclflow.task import Task
+from iclflow.theory.aligned_drops import aligned_drops
+from iclflow.theory.drops import AbstractRun
+from iclflow.theory.flow_drops import flow_drops
+from iclflow.theory.frame import Frame, Weights, separate_weights
+from iclflow.theory.modes import Modes
+from iclflow.trajectory import RESULTS, Trajectory
+
+PERTURBATION = 1e-4  # relative change of every initial weight behind the condition number
+
+
+@dataclasses.dataclass(frozen=True)
+class Staircase:
+    """The predicted run: n drops in order, and its curves at any time."""
+
+    times: Float[np.ndarray, " n"]  # t/τ at which the loss is halfway down each drop
+    heads: Int[np.ndarray, " n"]  # which head makes it
+    escapes: Bool[np.ndarray, " n"]  # whether that head is new (else: a further pair of its)
+    levels: Float[np.ndarray, " n+1"]  # the plateaus before, between and after
+    values: Float[np.ndarray, " n"]  # value weight of that head on the plateau that follows
+    misalignment: Float[np.ndarray, " n"]  # of the escaping head: the prediction's small parameter
+    condition: Float[np.ndarray, " n"]  # relative change of the time per relative change of weights
+    paper_durations: Float[np.ndarray, " n"]  # (68)(73): 1/(g |v|); NaN inside a head: no formula
+    ended: str  # why there are no more drops
+    run: AbstractRun
+
+    @property
+    def durations(self) -> Float[np.ndarray, " n"]:
+        """How long each plateau lasts, from drop to drop; the first from the start."""
+        return np.diff(self.times, prepend=0.0)
+
+    def at(self, times: ArrayLike) -> Trajectory:
+        """The run at the times t/τ: `loss`, `values` [T, H], `effective` [T, D, D]."""
+        saves = np.atleast_1d(np.asarray(times, float))
+        return Trajectory(
+            time=jnp.asarray(saves),
+            step=jnp.asarray(saves),
+            record={
+                "loss": jnp.asarray(self.run.loss(saves)),
+                "values": jnp.asarray(self.run.values(saves)),
+                "effective": jnp.asarray(self.run.effective(saves)),
+            },
+            result=RESULTS.finished,
+            stopped=jnp.asarray(saves[-1]),
+        )
+
+    def marks(self, count: int = 40) -> Float[np.ndarray, " T"]:
+        """Times that show every drop: `count` along the run, `count` about each drop."""
+        end = 1.3 * self.times[-1] if len(self.times) else 1.0
+        grids = [np.linspace(0, end, count)]
+        for drop, time in zip(self.run.drops, self.times, strict=True):
+            # An escape goes through its drop in a few c/g = (blow-up - switch).
+            width = drop.blow_up - drop.switch if drop.escape else (end - time) / 20
+            width = min(abs(width), time / 2)
+            grids.append(time + 8 * width * np.linspace(-1, 1, count))
+        found = np.unique(np.concatenate(grids))
+        return found[(found >= 0) & (found <= end)]
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The run at times that show every drop."""
+        return self.at(self.marks())
+
+    @property
+    def time(self) -> Float[np.ndarray, " T"]:
+        """The times of `trajectory`."""
+        return self.marks()
+
+    @property
+    def loss(self) -> Float[np.ndarray, " T"]:
+        """The loss at `time`."""
+        return self.run.loss(self.marks())
+
+
+def staircase(
+    source: Task | Population | Modes, model: AbstractModel, *, probes: int = 4
+) -> Staircase:
+    """Predict the staircase of one start, for a small init scale.
+
+    On each plateau every dormant head has a blow-up time in closed form; the first to blow up
+    makes the next drop. Relative error of the times at λ = .4 .3 .2 .1, N = 31, five heads, rank
+    one: median below 0.2% at w = 1e-2, 0.02% at 1e-3, 0.001% at 1e-4; see `condition`.
+
+    - `source`: the task (one output), any Λ, S_w and noise; equal and zero eigenvalues allowed.
+    - `model`: the initial weights, `Separate` (any heads and rank) or the equivalent `ConvNet`.
+    - `probes`: random relative perturbations of the weights that measure `condition`; 0 for none.
+    """
+    modes, weights = Modes.of(source), separate_weights(model)
+    if weights[1].shape[2] != modes.size:
+        raise ValueError(
+            f"the model has {weights[1].shape[2]} inputs and the task {modes.size}; "
+            f"draw it with Separate.initialiser(task, ...)"
+        )
+    run = _run(modes, weights)
+    times = drop_times(modes, run)
+    generator = np.random.default_rng(0)  # the same probes for every start
+    moved = np.zeros((probes, len(times)))
+    for row in moved:
+        noisy = tuple(a * (1 + PERTURBATION * generator.standard_normal(a.shape)) for a in weights)
+        other = drop_times(modes, _run(modes, noisy))  # type: ignore[arg-type]
+        count = min(len(times), len(other))
+        row[:count] = (other[:count] / times[:count] - 1) / PERTURBATION
+        row[count:] = np.inf  # a drop that comes and goes with the perturbation
+    condition = np.sqrt(np.mean(moved**2, axis=0)) if probes else np.full(len(times), np.nan)
+    ends = np.append(times[1:], 10 * times[-1:]) if len(times) else times
+    drops = run.drops
+    heads = np.asarray([drop.head for drop in drops], int)
+    # On the plateau that follows: late, but before the next drop of the same head.
+    after = run.values(times + 0.5 * (ends - times))[np.arange(len(times)), heads]
+    paper = [1 / (d.gain * d.dormant_value) if d.escape else np.nan for d in drops]
+    return Staircase(
+        times=times,
+        heads=heads,
+        escapes=np.asarray([drop.escape for drop in drops], bool),
+        levels=float(modes.power)
+        - np.concatenate([[0.0], np.cumsum(np.asarray(modes.drops, float)[: len(times)])]),
+        values=after,
+        misalignment=np.asarray([drop.misalignment for drop in drops], float),
+        condition=condition,
+        paper_durations=np.asarray(paper, float),
+        ended=run.ended,
+        run=run,
+    )
+
+
+def _run(modes: Modes, weights: Weights) -> AbstractRun:
+    """Scalar courses where a mode can be learned alone, else the flow down each drop (E1)."""
+    if modes.commuting and Frame.of(modes).ordered():
+        return aligned_drops(modes, weights)
+    return flow_drops(modes, weights)
+
+
+def drop_times(modes: Modes, run: AbstractRun) -> Float[np.ndarray, " n"]:
+    """When the loss curve crosses the middle of each drop, by bisection."""
+    count = len(run.drops)
+    if count == 0:
+        return np.zeros(0)
+    levels = float(modes.power) - np.concatenate([[0.0], np.cumsum(np.asarray(modes.drops, float))])
+    middle = ((levels[:-1] + levels[1:]) / 2)[:count]
+    switches = np.asarray([drop.switch for drop in run.drops])
+    # Drop m is over before the next begins, or at the latest some time after its own switch.
+    low, high = np.zeros(count), switches + 1e-12
+    for _ in range(200):
+        late = run.loss(high) > middle
+        if not late.any():
+            break
+        high = np.where(late, high + np.maximum(0.01 * high, 1.0), high)
+    for _ in range(64):
+        centre = (low + high) / 2
+        above = run.loss(centre) > middle
+        low, high = np.where(above, centre, low), np.where(above, high, centre)
+    return (low + high) / 2
