@@ -1,6 +1,9 @@
 """Precision and recall of the stage detector on simulated staircases with known drops.
 
-    python benchmarks/stages.py [--curves 100]
+    python benchmarks/stages.py [--curves 60]
+
+Three tables: the detector, the other detectors on the same curves, and minibatch training of
+linear attention with rank-one heads, where the population loss gives the truth.
 
 A curve is a sum of logistic drops on a log or linear clock plus minibatch noise proportional to
 the loss. `gap` is the distance between neighbouring drops in logistic widths (a drop takes 4.4
@@ -15,13 +18,18 @@ import argparse
 import dataclasses
 import time as clocks
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from iclflow.diagnostics.detectors import autocorrelation_curvature, curvature
 from iclflow.diagnostics.stages import Clock, find_stages
 
 
 @dataclasses.dataclass
 class Staircase:
+    """A curve and its truth."""
+
     time: np.ndarray
     loss: np.ndarray
     drops: np.ndarray  # clock readings
@@ -134,19 +142,99 @@ def table(curves: int, confidence: float, resamples: int) -> list[tuple]:
     return rows
 
 
+def others(curves: int) -> list[tuple]:
+    """Peaks of the curvatures, on whole log-clock curves, within twice the drop's own length."""
+    rows = []
+    detectors = {
+        "stages": lambda c: [d.time for d in find_stages(c.time, c.loss, resamples=0).drops],
+        "d2L/d(ln t)2": lambda c: curvature(c.time, c.loss).peaks(prominence=0.1),
+        "autocorrelation": lambda c: autocorrelation_curvature(
+            c.time, c.loss, clock=Clock.LOG
+        ).peaks(prominence=0.1),
+    }
+    for noise in (0.0, 0.02, 0.1):
+        for name, detect in detectors.items():
+            rng = np.random.default_rng(0)
+            right = found = true = 0
+            for index in range(curves):
+                curve = staircase(
+                    rng, Clock.LOG, noise=noise, gap=(12.0, 30.0), drops=index % 6, early_stop=False
+                )
+                marks = np.log(np.asarray(detect(curve), float))
+                reach = 2 * np.log(9) * curve.width
+                near = np.abs(marks[:, None] - curve.drops[None, :]) <= reach[None, :]
+                right += int(near.any(axis=0).sum())
+                found += marks.size
+                true += curve.drops.size
+            rows.append((name, noise, right / max(found, 1), right / true))
+    return rows
+
+
+def training(seed: int, batch: int = 64, rate: float = 0.1, steps: int = 40_000) -> tuple:
+    """Drops seen in the minibatch loss, and those of the exact loss of the same weights."""
+    spectrum, context, heads = jnp.array([0.4, 0.3, 0.2, 0.1]), 31, 5
+    second = spectrum**2 * (1 + (1 + spectrum.sum() / spectrum) / context)  # (32)
+    keys = jax.random.split(jax.random.key(seed), 4)
+    size = spectrum.size
+    weights = [0.07 / heads**0.5 * jax.random.normal(keys[0], (heads,))]
+    for key in keys[1:3]:
+        weights.append(0.07 / (heads * size) ** 0.5 * jax.random.normal(key, (heads, size)))
+
+    def matrix(weights):
+        v, k, q = weights
+        return jnp.einsum("h,hc,hd->cd", v, k, q)
+
+    def exact(weights):
+        m = matrix(weights)
+        linear = jnp.sum(jnp.diag(m) * spectrum**2)
+        return spectrum.sum() - 2 * linear + jnp.einsum("cd,c,cd,d->", m, second, m, spectrum)
+
+    def sampled(weights, key):
+        one, two = jax.random.split(key)
+        x = jax.random.normal(one, (batch, context + 1, size)) * jnp.sqrt(spectrum)[None, None]
+        y = jnp.einsum("bnd,bd->bn", x, jax.random.normal(two, (batch, size)))
+        beta = jnp.einsum("bnd,bn->bd", x[:, :-1], y[:, :-1]) / context
+        return jnp.mean(
+            (y[:, -1] - jnp.einsum("bc,cd,bd->b", beta, matrix(weights), x[:, -1])) ** 2
+        )
+
+    @jax.jit
+    def run(weights):
+        def step(weights, key):
+            loss, slope = jax.value_and_grad(sampled)(weights, key)
+            moved = [w - rate * s for w, s in zip(weights, slope, strict=True)]
+            return moved, (loss, exact(weights))
+
+        return jax.lax.scan(step, weights, jax.random.split(keys[3], steps))[1]
+
+    noisy, clean = (np.asarray(part) for part in run(weights))
+    time = np.arange(1, steps + 1.0)
+    return find_stages(time, noisy), find_stages(time, clean, resamples=0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--curves", type=int, default=60)
     parser.add_argument("--confidence", type=float, default=0.5)
     parser.add_argument("--resamples", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=6)
     options = parser.parse_args()
     start = clocks.perf_counter()
     print("clock   plateaus noise  stop   precision recall visible  time error/width  level error")
     for row in table(options.curves, options.confidence, options.resamples):
         print("{:7} {:8} {:5.2f}  {:6} {:8.3f} {:7.3f} {:7.3f} {:12.3f} {:15.4f}".format(*row))
     seconds = clocks.perf_counter() - start
-    print(f"{seconds / options.curves / 32 * 1e3:.0f} ms a curve")
+    print(f"{seconds / options.curves / 32 * 1e3:.0f} ms a curve\n")
+    print("detector          noise  precision recall")
+    for row in others(options.curves):
+        print("{:16} {:6.2f} {:9.3f} {:7.3f}".format(*row))
+    print("\nminibatch training: drops in the noisy loss (confidence) | in the exact loss")
+    for seed in range(options.seeds):
+        noisy, clean = training(seed)
+        seen = ", ".join(f"{d.time:.0f} ({d.confidence:.2f})" for d in noisy.drops)
+        print(f"seed {seed}: {seen} | {', '.join(f'{d.time:.0f}' for d in clean.drops)}")
 
 
 if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
     main()

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     )
     from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate, Softmax
     from iclflow.prompt import Normaliser, Prompt
-    from iclflow.select import select
-    from iclflow.simulate import simulate
+    from iclflow.selection import select
+    from iclflow.simulation import simulate
     from iclflow.spectra import named_spectrum
-    from iclflow.sweep import Vary, sweep
+    from iclflow.sweeping import Vary, sweep
     from iclflow.task import ContextLabels, Task
     from iclflow.trajectory import RESULTS, Trajectory
 
@@ -50,10 +50,10 @@ _HOMES = {
     ),
     "iclflow.models": ("MLP", "Blocks", "ConvNet", "Merged", "Separate", "Softmax"),
     "iclflow.prompt": ("Normaliser", "Prompt"),
-    "iclflow.select": ("select",),
-    "iclflow.simulate": ("simulate",),
+    "iclflow.selection": ("select",),
+    "iclflow.simulation": ("simulate",),
     "iclflow.spectra": ("named_spectrum",),
-    "iclflow.sweep": ("Vary", "sweep"),
+    "iclflow.sweeping": ("Vary", "sweep"),
     "iclflow.task": ("ContextLabels", "Task"),
     "iclflow.trajectory": ("RESULTS", "Trajectory"),
 }

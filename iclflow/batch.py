@@ -104,7 +104,7 @@ def train_together(
     if isinstance(group[0].dynamics, Descent):
         # One step counter for the whole batch keeps the inner loop free of per-run tests.
         state = DescentState(state.run, state.step[0])
-        state_axis = DescentState(map_axis, None)
+        state_axis = eqx.tree_at(lambda s: (s.run, s.step), state, (map_axis, None))
     size = -(-len(marks) // SEGMENTS)
     pieces, interrupted, done = [], False, 0
     try:

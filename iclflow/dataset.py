@@ -8,7 +8,6 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,8 +33,8 @@ def outcome(result: RESULTS) -> np.ndarray:
 
 def describe(thing: Any) -> Any:
     """Settings of an object as plain JSON values; large arrays by shape and hash."""
-    if eqx.is_array(thing) or isinstance(thing, np.ndarray | np.generic):
-        if eqx.is_array(thing) and jnp.issubdtype(thing.dtype, jax.dtypes.prng_key):
+    if isinstance(thing, jax.Array | np.ndarray | np.generic):
+        if isinstance(thing, jax.Array) and jnp.issubdtype(thing.dtype, jax.dtypes.prng_key):
             return {"key": np.asarray(jax.random.key_data(thing)).tolist()}
         array = np.asarray(thing)
         if array.size <= 64:

@@ -14,9 +14,9 @@ from iclflow.dynamics import AbstractDynamics, Descent
 from iclflow.losses import AbstractLoss, Population, population_moments
 from iclflow.models import AbstractInitialiser, AbstractLinearModel, AbstractModel, Blocks
 from iclflow.sampling import Progress
-from iclflow.select import Choice
+from iclflow.selection import Choice
 from iclflow.settings import Settings
-from iclflow.sweep import Vary, sweep
+from iclflow.sweeping import Vary, sweep
 from iclflow.task import ContextLabels, Task
 
 TEST_SEQUENCES = 5000  # for test losses of models without a population in closed form

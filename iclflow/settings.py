@@ -36,9 +36,9 @@ from iclflow.models import (
 )
 from iclflow.prompt import Normaliser
 from iclflow.sampling import Progress
-from iclflow.select import LEVELS, Choice, select
+from iclflow.selection import LEVELS, Choice, select
 from iclflow.spectra import named_spectrum
-from iclflow.sweep import Vary
+from iclflow.sweeping import Vary
 from iclflow.task import ContextLabels, Task
 from iclflow.trajectory import linear_steps, log_steps
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 
 class RESULTS(eqx.Enumeration):
@@ -25,12 +25,12 @@ class Trajectory(eqx.Module):
 
     time: Float[Array, " T"]  # t/τ
     step: Float[Array, " T"] | Int[Array, " T"]  # updates made; for a flow, equal to `time`
-    record: dict[str, Array]  # name -> [T, ...]
+    record: dict[str, Any]  # name -> [T, ...], or a dict of such
     result: RESULTS
     stopped: Float[Array, ""] | Int[Array, ""]  # the last step (flow: time) that was computed
     state: Any = None  # resumes the run; see `simulate(..., state=)`
 
-    def __getitem__(self, name: str) -> Array:
+    def __getitem__(self, name: str) -> PyTree[Array]:
         if name not in self.record:
             raise KeyError(f"{name!r} was not recorded; recorded: {', '.join(self.record)}")
         return self.record[name]

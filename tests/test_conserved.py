@@ -11,7 +11,7 @@ from theory_tasks import key, random_covariance
 from iclflow.losses import Moments, Population, Sequences
 from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate, Softmax
 from iclflow.task import Task
-from iclflow.theory import conservation_drift, conserved
+from iclflow.theory import conservation_drift, conserved_quantities
 
 TASK = Task([0.5, 0.3, 0.2], 8, task_covariance=random_covariance(0, 3), label_noise=0.2)
 TWO = Task([0.6, 0.4], 5, outputs=2)
@@ -85,7 +85,7 @@ def test_exact_under_flow(systems, name):
     assert flow.success
     moved = np.abs(flow.y[:, -1] - flow.y[:, 0]).max()
     assert moved > 0.05  # the weights went somewhere
-    series = jax.vmap(lambda w: conserved(unravel(w)))(jnp.asarray(flow.y.T))
+    series = jax.vmap(lambda w: conserved_quantities(unravel(w)))(jnp.asarray(flow.y.T))
     for drift in conservation_drift(series).values():
         assert float(drift.max()) < 1e-10
 
@@ -98,7 +98,9 @@ def test_drift_is_first_order_in_the_rate(systems, name):
     def drift(rate):
         def step(weights, _):
             gradient = jax.grad(lambda m: loss(m))(weights)
-            return jax.tree.map(lambda w, g: w - rate * g, weights, gradient), conserved(weights)
+            return jax.tree.map(lambda w, g: w - rate * g, weights, gradient), conserved_quantities(
+                weights
+            )
 
         series = jax.lax.scan(step, model, None, length=round(3.0 / rate))[1]
         return {name: float(d[-1]) for name, d in conservation_drift(series).items()}
@@ -112,7 +114,7 @@ def test_drift_is_first_order_in_the_rate(systems, name):
 
 def test_definitions():
     model = Separate.initialiser(TASK, heads=2, rank=2, scale=1.0)(key(0))
-    found = conserved(model)
+    found = conserved_quantities(model)
     k, q = np.asarray(model.keys), np.asarray(model.queries)
     v = np.asarray(model.values[:, 0, 0])
     for head in range(2):
@@ -123,7 +125,7 @@ def test_definitions():
     merged = Merged.initialiser(TASK, heads=3, scale=1.0)(key(0))
     w2, w1 = np.asarray(merged.values[:, 0, 0]), np.asarray(merged.merged).reshape(3, -1)
     literal = np.outer(w2, w2) - w1 @ w1.T
-    np.testing.assert_allclose(conserved(merged)["value_merged"], literal, atol=1e-15)
+    np.testing.assert_allclose(conserved_quantities(merged)["value_merged"], literal, atol=1e-15)
 
 
 def test_drift_of_a_series():
@@ -134,4 +136,4 @@ def test_drift_of_a_series():
 def test_no_known_quantity():
     merged = Merged.initialiser(TASK, heads=1, scale=1.0)(key(0))
     with pytest.raises(ValueError, match="no conserved quantity is known for Softmax"):
-        conserved(Softmax(merged))
+        conserved_quantities(Softmax(merged))

@@ -16,7 +16,7 @@ from iclflow.dynamics import (
 )
 from iclflow.losses import Features, Fresh, Minibatch, Moments, Population, Sequences
 from iclflow.models import Blocks
-from iclflow.simulate import simulate
+from iclflow.simulation import simulate
 from iclflow.task import Task
 from iclflow.trajectory import RESULTS
 from tests.cases import KEY, MODELS, NETWORKS, TASKS, filled, softmax

@@ -14,14 +14,14 @@ from iclflow.task import Task
 from iclflow.theory import (
     FixedPoint,
     Modes,
+    all_fixed_points,
     conditions,
     descent_direction,
-    fixed_points,
     gradient_residual,
     merged_weights,
     nearest_fixed_point,
-    path,
     plateau_losses,
+    saddle_path,
 )
 
 NAMES = list(tasks())
@@ -68,7 +68,7 @@ def test_descent_direction_is_the_gradient(task):
 def test_every_fixed_point_has_weights_at_rest(task):
     population = Population(task)
     heads = 5  # two shapes for every dimension keep compilation short
-    for point in itertools.islice(fixed_points(task), 32):
+    for point in itertools.islice(all_fixed_points(task), 32):
         for rank, holdings in (
             (1, None),
             (1, point.learned_holdings(1)),
@@ -91,7 +91,7 @@ def test_every_fixed_point_has_weights_at_rest(task):
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_least_norm(name, rank):
     """Least over all partitions of the modes, and over random weights of the same function."""
-    point = path(tasks()[name])[3]
+    point = saddle_path(tasks()[name])[3]
     least = squared_norm(point.weights(4, rank))
     members = point.index_set
     for assignment in itertools.product(range(3), repeat=3):
@@ -118,7 +118,7 @@ def test_least_norm(name, rank):
 def test_paper_weights():
     """(25)(78): k = q = v e_d with v = (lambda/a)^(1/3)."""
     task = tasks()["paper"]
-    model = path(task)[4].weights(5)
+    model = saddle_path(task)[4].weights(5)
     v = np.asarray(model.values[:, 0, 0])
     np.testing.assert_allclose(v, [1.3097, 1.4301, 1.6120, 1.9470, 0], atol=5e-5)
     close(model.keys[:4, 0], np.diag(v[:4]))
@@ -127,7 +127,7 @@ def test_paper_weights():
 
 def test_rank_two_head():
     """E9: v = (Σ m)^(1/3), |k_r| = (m/v)^(1/2), and a smaller norm than separate heads."""
-    point = path(tasks()["paper"])[2]
+    point = saddle_path(tasks()["paper"])[2]
     model, m = point.weights(2, rank=2), np.asarray(Modes.of(tasks()["paper"]).m)[:2]
     v = m.sum() ** (1 / 3)
     close(model.values[:, 0, 0], [v, 0])
@@ -138,7 +138,7 @@ def test_rank_two_head():
 def test_exact_conditions_go_beyond_sufficient_ones():
     """E4: a silent head with key and query both outside span(S) can be at rest."""
     task = tasks()["paper"]
-    population, point = Population(task), path(task)[1]
+    population, point = Population(task), saddle_path(task)[1]
     model = point.weights(3)
     modes = point.modes
     g = np.asarray(modes.g)
@@ -197,7 +197,7 @@ def test_white_merged_weight():
 def test_nearest_recovers_every_fixed_point(name):
     task = tasks()[name]
     population = Population(task)
-    for point in fixed_points(task):
+    for point in all_fixed_points(task):
         model = point.weights(4, 1)
         found = nearest_fixed_point(model, task)
         close(found.point.weight, point.weight, 1e-9)
@@ -222,7 +222,7 @@ def test_nearest_against_enumeration():
             change = matrix_of(model) - point.weight
             return float(jnp.sqrt(jnp.sum(change * (modes.second @ change @ modes.covariance))))
 
-        best = min(fixed_points(task), key=distance)
+        best = min(all_fixed_points(task), key=distance)
         assert found.point.index_set == best.index_set
         close(found.distance, distance(best))
 
@@ -255,7 +255,7 @@ def test_nearest_in_a_degenerate_family():
 
 def test_nearest_respects_the_architecture():
     task = tasks()["paper"]
-    middle = path(task)[2]
+    middle = saddle_path(task)[2]
     merged = Merged(values=jnp.ones((1, 1, 1)), merged=middle.weight[None])
     for model in (merged, MLP.from_attention(merged)):
         assert nearest_fixed_point(model, task).point.index_set in ((), (0, 1, 2, 3))
@@ -268,15 +268,17 @@ def test_nearest_respects_the_architecture():
 
 
 def test_enumeration_is_lazy_and_complete():
-    sizes = [len(p.index_set) for p in itertools.islice(fixed_points(Task(np.ones(30), 31)), 40)]
+    sizes = [
+        len(p.index_set) for p in itertools.islice(all_fixed_points(Task(np.ones(30), 31)), 40)
+    ]
     assert sizes == [0] + [1] * 30 + [2] * 9
     for name in ("paper", "zero eigenvalue"):
-        found = [p.index_set for p in fixed_points(tasks()[name])]
+        found = [p.index_set for p in all_fixed_points(tasks()[name])]
         assert len(set(found)) == len(found) == 2 ** Modes.of(tasks()[name]).rank
 
 
 def test_names_and_path():
-    points = path(tasks()["paper"])
+    points = saddle_path(tasks()["paper"])
     assert [p.algorithm for p in points] == [
         "zero prediction",
         "principal component regression, 1 component",
@@ -290,12 +292,12 @@ def test_names_and_path():
     assert odd.algorithm == "regression on modes 1, 3"
     assert not odd.visited
     # E1: the largest drop belongs to the smaller eigenvalue, so its regression is not principal
-    assert path(tasks()["swapped order"])[1].algorithm == "regression on modes 1"
-    assert path(tasks()["non-commuting"])[1].algorithm == "regression on modes 1"
+    assert saddle_path(tasks()["swapped order"])[1].algorithm == "regression on modes 1"
+    assert saddle_path(tasks()["non-commuting"])[1].algorithm == "regression on modes 1"
 
 
 def test_mistakes():
-    point = path(tasks()["paper"])[3]
+    point = saddle_path(tasks()["paper"])[3]
     with pytest.raises(ValueError, match="hold at most 2 modes, this fixed point has 3"):
         point.weights(2)
     with pytest.raises(ValueError, match="at least 1, got 0"):

@@ -17,7 +17,7 @@ from iclflow.losses import (
 from iclflow.losses.moments import quadratic_form
 from iclflow.models import MLP, Blocks, ConvNet
 from iclflow.prompt import Normaliser
-from iclflow.simulate import simulate
+from iclflow.simulation import simulate
 from iclflow.task import Task
 from tests.cases import KEY, MODELS, NETWORKS, TASKS, filled, softmax, standardised
 

@@ -28,7 +28,7 @@ from iclflow.published import (
     train,
 )
 from iclflow.published.training import with_label_targets
-from iclflow.simulate import simulate
+from iclflow.simulation import simulate
 
 DATA = Path(__file__).parent / "data"
 KEY = jax.random.key(3)

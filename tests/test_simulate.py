@@ -7,7 +7,7 @@ import pytest
 from iclflow.dynamics import Adam, Descent, Flow
 from iclflow.losses import Features, Minibatch, Population
 from iclflow.models import Separate
-from iclflow.simulate import simulate
+from iclflow.simulation import simulate
 from iclflow.task import Task
 from iclflow.trajectory import linear_steps, log_steps
 from tests.cases import KEY, softmax
@@ -119,7 +119,7 @@ def test_save_points():
 
 
 def test_single_precision_warns_once(monkeypatch):
-    monkeypatch.setattr("iclflow.simulate._warned", False)
+    monkeypatch.setattr("iclflow.simulation._warned", False)
     single = jax.tree.map(lambda a: a.astype(jnp.float32), (LOSS, INIT(KEY)))
-    with jax.experimental.enable_x64(False), pytest.warns(UserWarning, match="jax_enable_x64"):
+    with jax.enable_x64(False), pytest.warns(UserWarning, match="jax_enable_x64"):
         simulate(*single, Descent(0.1, 2))

@@ -16,13 +16,13 @@ from iclflow.theory import (
     FixedPoint,
     Modes,
     Order,
-    fixed_points,
+    all_fixed_points,
     hessian_matrix,
     hessian_product,
     merged_stability_at_minimum,
     merged_stability_at_zero,
-    path,
-    stability,
+    saddle_path,
+    separate_stability,
 )
 
 TOLERANCE = 1e-10
@@ -100,18 +100,18 @@ def check(found, population):
 def test_rank_one_spectrum_of_every_fixed_point(name):
     task = tasks()[name]
     population = Population(task)
-    for point in fixed_points(task):
-        check(stability(point, heads=4), population)
+    for point in all_fixed_points(task):
+        check(separate_stability(point, heads=4), population)
 
 
 @pytest.mark.parametrize("seed", range(9))
 def test_random_tasks(seed):
     task = random_task(seed)
     population = Population(task)
-    points = list(fixed_points(task))
+    points = list(all_fixed_points(task))
     rng = np.random.default_rng(seed)
     for number in rng.choice(len(points), min(6, len(points)), replace=False):
-        check(stability(points[number], heads=5), population)
+        check(separate_stability(points[number], heads=5), population)
 
 
 CONFIGURATIONS = [
@@ -141,14 +141,14 @@ def test_higher_rank(name, index_set, holdings):
         ),
     }[name]
     point = FixedPoint.of(task, index_set)
-    check(stability(point, 3, 2, holdings), Population(task))
+    check(separate_stability(point, 3, 2, holdings), Population(task))
 
 
 def test_orders_along_and_off_the_path():
     """Visited saddles are left at third order while a head is free; all others are strict."""
     task = tasks()["paper"]
-    for point in fixed_points(task):
-        found = stability(point, heads=5)
+    for point in all_fixed_points(task):
+        found = separate_stability(point, heads=5)
         if point.visited:
             last = len(point.index_set) == 4
             assert found.order is (Order.MINIMUM if last else Order.THIRD)
@@ -158,19 +158,19 @@ def test_orders_along_and_off_the_path():
             swaps = [(d, j) for d in point.index_set for j in range(4) if j not in point.index_set]
             assert found.index == sum(j < d for d, j in swaps)
     # no head left: the best of its rank, a minimum
-    assert stability(path(task)[2], heads=2).order is Order.MINIMUM
+    assert separate_stability(saddle_path(task)[2], heads=2).order is Order.MINIMUM
     # a head with an empty pair learns on at second order, a full one does not
-    assert stability(path(task)[1], heads=2, rank=2).order is Order.SECOND
-    assert stability(path(task)[2], heads=2, rank=2).order is Order.THIRD
-    assert stability(path(task)[4], heads=2, rank=2).order is Order.MINIMUM
-    assert stability(path(task)[4], heads=3, rank=9).order is Order.MINIMUM
+    assert separate_stability(saddle_path(task)[1], heads=2, rank=2).order is Order.SECOND
+    assert separate_stability(saddle_path(task)[2], heads=2, rank=2).order is Order.THIRD
+    assert separate_stability(saddle_path(task)[4], heads=2, rank=2).order is Order.MINIMUM
+    assert separate_stability(saddle_path(task)[4], heads=3, rank=9).order is Order.MINIMUM
 
 
 def test_gain_order_saddle_is_strict():
     """E1: with drops (1.480, .983) against g = (.75, 1) the set {largest g} is a strict saddle."""
     task = tasks()["swapped order"]
-    assert stability(FixedPoint.of(task, [0]), heads=3).order is Order.THIRD
-    found = stability(FixedPoint.of(task, [1]), heads=3)
+    assert separate_stability(FixedPoint.of(task, [0]), heads=3).order is Order.THIRD
+    found = separate_stability(FixedPoint.of(task, [1]), heads=3)
     assert found.order is Order.SECOND
     assert found.index == 1
 
@@ -180,8 +180,8 @@ def test_third_order_escape(name):
     """Along a zero head L/2 falls by exactly -g (ε/√3)³ to leading order, on top of no change."""
     task = tasks()[name]
     population = Population(task)
-    for point in path(task)[:-1]:
-        found = stability(point, heads=4)
+    for point in saddle_path(task)[:-1]:
+        found = separate_stability(point, heads=4)
         close(found.cubic_gain, found.gains.values[0])
         for gain in range(found.gains.values.shape[0]):
             direction = found.cubic_direction(3, gain)
@@ -195,7 +195,7 @@ def test_third_order_escape(name):
 def test_off_minimal_norm_the_index_changes():
     """v = 0, q = 0, k ≠ 0: one eigenvalue -|A_Sᵀ k|."""
     task = tasks()["paper"]
-    point = path(task)[1]
+    point = saddle_path(task)[1]
     model = point.weights(2)
     k = jnp.array([0.1, 0.2, -0.3, 0.4])
     moved = Separate(values=model.values, keys=model.keys.at[1, 0].set(k), queries=model.queries)
@@ -249,25 +249,25 @@ def test_nothing_to_learn():
     assert merged_stability_at_zero(task, 2).order is Order.MINIMUM
     assert merged_stability_at_minimum(task, 2).order is Order.MINIMUM
     check_merged(merged_stability_at_minimum(task, 2), Population(task))
-    assert stability(path(task)[0], heads=2).order is Order.MINIMUM
+    assert separate_stability(saddle_path(task)[0], heads=2).order is Order.MINIMUM
 
 
 def test_large_dimension():
     """D = 200: a spectrum of 80,200 numbers in closed form, and what stays known without one."""
     lam = 1 / np.arange(1.0, 201)
     modes = Modes.of(Task(lam, 50))
-    found = stability(path(modes)[100], heads=200)
+    found = separate_stability(saddle_path(modes)[100], heads=200)
     assert found.eigenvalues.shape == (200 * 401,)
     assert bool(jnp.all(jnp.isfinite(found.eigenvalues)))
     assert found.order is Order.THIRD
     close(found.cubic_gain, lam[100] ** 2)
-    off = stability(FixedPoint.of(modes, range(100, 200)), heads=200)
+    off = separate_stability(FixedPoint.of(modes, range(100, 200)), heads=200)
     assert off.index == 100 * 100
     assert float(off.eigenvalues[0]) == -float(off.rates[0]) < 0
     merged = merged_stability_at_minimum(modes, 2)
     assert bool(jnp.all(jnp.isfinite(merged.eigenvalues)))
     mixed = Modes.of(Task(lam, 50, task_covariance=random_covariance(0, 200)))
-    found = stability(path(mixed)[7], heads=20)
+    found = separate_stability(saddle_path(mixed)[7], heads=20)
     assert found.eigenvalues is None
     assert (found.order, found.index) == (Order.THIRD, 0)
     with pytest.raises(ValueError, match="no closed Hessian spectrum"):
@@ -278,7 +278,7 @@ def test_large_dimension():
 
 def test_mistakes():
     task = tasks()["paper"]
-    found = stability(path(task)[1], heads=2)
+    found = separate_stability(saddle_path(task)[1], heads=2)
     with pytest.raises(ValueError, match="there are 0 unstable directions"):
         found.direction(0)
     with pytest.raises(ValueError, match="not one of the 1 zero heads"):
@@ -288,7 +288,7 @@ def test_mistakes():
     with pytest.raises(ValueError, match="are not on it"):
         merged_stability_at_zero(task, Merged.initialiser(task, heads=1, scale=1.0)(key(0)))
     with pytest.raises(ValueError, match="hold at most 1 modes"):
-        stability(path(task)[2], heads=1)
+        separate_stability(saddle_path(task)[2], heads=1)
 
 
 def test_index_is_that_of_any_full_weights():
@@ -296,7 +296,7 @@ def test_index_is_that_of_any_full_weights():
     task = tasks()["non-commuting rotated"]
     for index_set in itertools.combinations(range(4), 2):
         point = FixedPoint.of(task, index_set)
-        expected = stability(point, heads=3).index
+        expected = separate_stability(point, heads=3).index
         for holdings in (point.learned_holdings(1), None):
             model = point.weights(3, 1, holdings)
             stretched = Separate(

@@ -1,5 +1,7 @@
 """Stages of loss curves with known drops, and the other detectors on the same curves."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -123,13 +125,50 @@ def test_two_drops_without_a_plateau_between_them_are_one():
 
 def test_confidence_is_lower_for_a_doubtful_drop():
     time = np.arange(1, 4001.0)
-    levels = np.array([1.0, 0.5, 0.47])
+    levels = np.array([1.0, 0.5, 0.46])
     loss = staircase(time, np.array([100.0, 1500.0]), levels)
-    rng = np.random.default_rng(0)
-    stages = find_stages(time, loss + 0.06 * rng.normal(size=time.size), resamples=40)
-    assert stages.drops[0].confidence == 1.0
-    assert len(stages.drops) == 2
-    assert stages.drops[1].confidence < 1.0
+    sure, doubtful = [], []
+    for seed in range(8):
+        noise = 0.2 * np.random.default_rng(seed).normal(size=time.size)
+        drops = find_stages(time, loss + noise).drops
+        sure += [d.confidence for d in drops if d.time < 500]
+        doubtful += [d.confidence for d in drops if d.time > 500]
+    assert np.mean(sure) > 0.9
+    assert 0 < np.mean(doubtful) < np.mean(sure) - 0.1
+
+
+def test_a_drop_narrower_than_a_bin_is_sure_all_the_same():
+    time = np.arange(1, 20_001.0)
+    noise = 0.05 * np.random.default_rng(0).normal(size=time.size)
+    loss = np.where(time < 7000, 1.0, 0.6) + noise
+    stages = find_stages(time, loss)
+    assert [d.confidence for d in stages.drops] == [1.0]
+    assert stages.drops[0].time == pytest.approx(7000, rel=1e-3)
+
+
+def test_minibatch_training_agrees_with_the_exact_loss_of_the_same_weights():
+    """Two-layer linear network on fresh batches of 16; the population loss is the truth."""
+    target = jnp.diag(jnp.array([4.0, 2.0, 1.0]))
+
+    def sampled(weights, key):
+        x = jax.random.normal(key, (16, 3))
+        return jnp.mean(jnp.sum((x @ (weights[0] @ weights[1] - target)) ** 2, axis=1)) / 2
+
+    def step(weights, key):
+        loss, slope = jax.value_and_grad(sampled)(weights, key)
+        exact = jnp.sum((weights[0] @ weights[1] - target) ** 2) / 2
+        return weights - 0.01 * slope, (loss, exact)
+
+    keys = jax.random.split(jax.random.key(0), 4001)
+    start = 1e-5 * jax.random.normal(keys[0], (2, 3, 3))
+    noisy, exact = jax.lax.scan(step, start, keys[1:])[1]
+    time = np.arange(1, 4001.0)
+    seen, truth = find_stages(time, noisy), find_stages(time, exact, resamples=0)
+    assert len(truth.drops) == 3
+    assert len(seen.drops) == 3
+    np.testing.assert_allclose(
+        [d.time for d in seen.drops], [d.time for d in truth.drops], rtol=0.05
+    )
 
 
 def test_linear_clock_and_start_in_the_middle_of_a_fall():

@@ -9,9 +9,9 @@ from iclflow.dataset import OUTCOMES, from_dataset, to_dataset
 from iclflow.dynamics import Adam, Descent, Flow
 from iclflow.losses import Features, Moments, Population
 from iclflow.models import Separate, SoftmaxInitialiser
-from iclflow.simulate import simulate
+from iclflow.simulation import simulate
 from iclflow.store import check_free, load, save
-from iclflow.sweep import Vary, sweep
+from iclflow.sweeping import Vary, sweep
 from iclflow.task import Task
 from tests.cases import KEY
 

@@ -53,36 +53,44 @@ def bin_curve(
     mean_x = np.bincount(label, x) / count
     mean_y = np.bincount(label, y) / count
     smooth = median_filter(mean_y, 5, mode="nearest")
-    return Binned(mean_x, mean_y, local_noise(mean_x, mean_y), float(np.ptp(smooth)))
+    return Binned(mean_x, mean_y, local_noise(mean_x, mean_y, count), float(np.ptp(smooth)))
 
 
-def local_noise(x: Float[np.ndarray, " B"], y: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
-    """Standard deviation of the noise near each bin.
+def local_noise(
+    x: Float[np.ndarray, " B"], y: Float[np.ndarray, " B"], count: Int[np.ndarray, " B"]
+) -> Float[np.ndarray, " B"]:
+    """Standard deviation of the noise in each bin: |y|^α count^(-1/2) times a slow function.
 
-    1.4826 times the running median of |yᵦ - cubic through its four neighbours|, divided by the
-    factor by which that difference amplifies independent noise: a cubic follows drops of a few
-    bins, and a median does not see the bins where it fails. The larger of the values just before
-    and just after a bin is used, since noise may change together with the loss in a drop.
+    The slow function is 1.4826 times the running median of |yᵦ - cubic through its four
+    neighbours| over the size which that would have for independent noise: a cubic follows drops
+    of a few bins, and a median does not see the bins where it fails. α is 0 (noise of constant
+    size), ½ or 1 (noise proportional to the loss), whichever makes that function most even: noise
+    that changes suddenly, together with the loss in a drop, is then followed all the same.
     """
     if y.size < 6:
         return np.zeros_like(y)
-    offsets = (-2, -1, 1, 2)
-    centre = np.arange(2, y.size - 2)
-    apart, amplified = y[centre].copy(), np.ones(centre.size)
-    for j in offsets:
-        weight = np.ones(centre.size)  # Lagrange's polynomial of neighbour j at the centre
-        for k in offsets:
-            if k != j:
-                weight *= (x[centre] - x[centre + k]) / (x[centre + j] - x[centre + k])
-        apart -= weight * y[centre + j]
-        amplified += weight**2
-    apart = np.abs(apart) / np.sqrt(amplified)
-    window = min(WINDOW, apart.size)
-    typical = median_filter(apart, window, mode="reflect")
-    here = np.arange(apart.size)
-    before = typical[(here - window // 2).clip(min=0)]
-    after = typical[(here + window // 2).clip(max=apart.size - 1)]
-    return 1.4826 * np.pad(np.maximum(before, after), 2, mode="edge")
+    centre, offsets = np.arange(2, y.size - 2), (-2, -1, 1, 2)
+    weights = np.zeros((5, centre.size))
+    weights[2] = 1
+    for j in offsets:  # Lagrange's polynomial of neighbour j at the centre
+        factors = [
+            (x[centre] - x[centre + k]) / (x[centre + j] - x[centre + k]) for k in offsets if k != j
+        ]
+        weights[j + 2] = -np.prod(factors, axis=0)
+    near = centre + np.arange(-2, 3)[:, None]
+    apart = np.abs(np.sum(weights * y[near], axis=0))
+    level = median_filter(np.abs(y), 5, mode="nearest")
+    level = np.maximum(level, 1e-6 * float(level.max()) or 1.0)
+    best, unevenness = np.zeros_like(y), np.inf
+    for power in (0.0, 0.5, 1.0):
+        shape = level**power / np.sqrt(count)
+        ratio = apart / np.sqrt(np.sum((weights * shape[near]) ** 2, axis=0))
+        typical = median_filter(ratio, min(WINDOW, ratio.size), mode="reflect")
+        spread = np.log(np.maximum(typical, 1e-300))
+        if np.ptp(spread) < unevenness:
+            unevenness = float(np.ptp(spread))
+            best = 1.4826 * np.pad(typical, 2, mode="edge") * shape
+    return best
 
 
 def straight_pieces(

@@ -17,7 +17,7 @@ from scipy.optimize import isotonic_regression
 
 from iclflow.diagnostics.segmentation import Binned, Pieces, bin_curve, straight_pieces
 
-MISFIT = 2e-3  # of the range: deviations from straight pieces that are not noise
+MISFIT = 5e-4  # of the range: deviations from straight pieces that are not noise
 SHORT = 3  # bins a plateau needs for its level to be taken again
 SIGNIFICANCE = 4.0  # standard errors between the levels before and after a drop
 
@@ -348,15 +348,15 @@ def _count_found(
     peaks: list[int],
 ) -> None:
     """Add one for each drop with a fall of the resampled curve inside it, plateaus likewise."""
-    ends = x[pieces.knots]
-    middles = (ends[peaks] + ends[np.array(peaks, int) + 1]) / 2
-    edges = np.concatenate([[-np.inf], middles, [np.inf]])
+    knots = x[pieces.knots]
+    begin, end = knots[peaks], knots[np.array(peaks, int) + 1]
     for i, drop in enumerate(drops):
-        found[0][i] += np.any((middles >= drop.start) & (middles <= drop.end))
+        # a drop may be narrower than a bin, so its steepest piece need only touch it
+        found[0][i] += np.any((end >= drop.start) & (begin <= drop.end))
+    middles = np.concatenate([[-np.inf], (begin + end) / 2, [np.inf]])
     for i, plateau in enumerate(plateaus):
-        middle = (plateau.start + plateau.end) / 2
-        after = int(np.searchsorted(edges, middle))
-        left, right = edges[after - 1], edges[min(after, edges.size - 1)]
-        bounded_left = i == 0 or left >= drops[i - 1].start
-        bounded_right = i == len(drops) or right <= drops[i].end
-        found[1][i] += bounded_left and bounded_right
+        after = int(np.searchsorted(middles, (plateau.start + plateau.end) / 2))
+        after = min(max(after, 1), middles.size - 1)
+        starts = i == 0 or (after > 1 and end[after - 2] >= drops[i - 1].start)
+        stops = i == len(drops) or (after <= begin.size and begin[after - 1] <= drops[i].end)
+        found[1][i] += starts and stops

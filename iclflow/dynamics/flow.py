@@ -1,5 +1,7 @@
 """Continuous training: gradient flow by an adaptive ODE solver."""
 
+from typing import Any
+
 import diffrax
 import equinox as eqx
 import jax
@@ -64,11 +66,11 @@ class Flow(AbstractDynamics):
     ) -> Trajectory:
         weights, static = eqx.partition(state.model, eqx.is_inexact_array)
 
-        def slope(t: Array, y: AbstractModel, args: None) -> AbstractModel:
+        def slope(t: Any, y: Any, args: Any) -> Any:
             gradient = eqx.filter_grad(lambda m: loss(eqx.combine(m, static)))(y)
             return jax.tree.map(lambda g: -0.5 * g, gradient)
 
-        def recorded(t: Array, y: AbstractModel, args: None) -> dict:
+        def recorded(t: Any, y: Any, args: Any) -> dict:
             return {name: f(eqx.combine(y, static), loss) for name, f in record.items()}
 
         saves = [diffrax.SubSaveAt(ts=marks, fn=recorded), diffrax.SubSaveAt(t1=True)]

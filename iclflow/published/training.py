@@ -17,9 +17,9 @@ from iclflow.prompt import Normaliser, Prompt
 from iclflow.published.options import Options
 from iclflow.published.weights import InitConvention, PublishedInitialiser, value_weights
 from iclflow.sampling import PromptSet
-from iclflow.select import select
+from iclflow.selection import select
 from iclflow.spectra import named_spectrum
-from iclflow.sweep import sweep
+from iclflow.sweeping import sweep
 from iclflow.task import ContextLabels, Task
 
 CHUNK_BYTES = 64 * 2**20  # features of one chunk of prompts

@@ -16,8 +16,13 @@ from iclflow.theory.bayes import (
     bayes_loss,
     bayes_predictor,
 )
-from iclflow.theory.conserved import conservation_drift, conserved
-from iclflow.theory.fixed_points import FixedPoint, fixed_points, merged_weights, path
+from iclflow.theory.conserved import conservation_drift, conserved_quantities
+from iclflow.theory.fixed_points import (
+    FixedPoint,
+    all_fixed_points,
+    merged_weights,
+    saddle_path,
+)
 from iclflow.theory.hessian import hessian_matrix, hessian_product
 from iclflow.theory.merged_stability import (
     MergedStability,
@@ -35,7 +40,7 @@ from iclflow.theory.plateaus import (
     plateau_losses,
 )
 from iclflow.theory.regression import GradientDescent, OrdinaryLeastSquares, Ridge
-from iclflow.theory.stability import Order, Stability, stability, swap_index
+from iclflow.theory.stability import Order, Stability, separate_stability, swap_index
 from iclflow.theory.stationarity import (
     Conditions,
     Nearest,
@@ -65,17 +70,17 @@ __all__ = [
     "PoolBayes",
     "Ridge",
     "Stability",
+    "all_fixed_points",
     "bayes_loss",
     "bayes_predictor",
     "conditions",
     "conservation_drift",
-    "conserved",
+    "conserved_quantities",
     "conspicuous_plateaus",
     "descent_direction",
     "drop_sizes",
     "final_loss",
     "fixed_point_count",
-    "fixed_points",
     "gradient_residual",
     "gradient_step",
     "hessian_matrix",
@@ -87,11 +92,11 @@ __all__ = [
     "merged_weights",
     "monte_carlo_loss",
     "nearest_fixed_point",
-    "path",
     "plateau_losses",
     "principal_component_regression",
     "residual_matrix",
-    "stability",
+    "saddle_path",
+    "separate_stability",
     "swap_index",
     "zero_predictor",
 ]

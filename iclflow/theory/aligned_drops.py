@@ -82,19 +82,28 @@ class AlignedDrops(AbstractRun):
 
     def fractions(self, times: Float[np.ndarray, " T"]) -> Float[np.ndarray, "r T"]:
         """f_d(t), the learned fraction of each mode: M = Σ f_d m_d e_d e_dᵀ."""
-        frame, result = self.frame, np.zeros((self.frame.rank, len(times)))
+        result = np.zeros((self.frame.rank, len(times)))
+        alone = [drop for drop in self.drops if drop.head not in self.courses]
+        left = np.asarray([drop.blow_up for drop in alone])[:, None] - times[None, :]
+        index = [drop.mode for drop in alone]
+        result[index] = (self.frame.c[index, None] * self._course(left, index)) ** 3
         for drop in self.drops:
-            if drop.head in self.courses:
-                for course in self.courses[drop.head]:
-                    if drop.mode in course.modes:
-                        row = course.modes.index(drop.mode)
-                        inside = times >= course.start
-                        result[drop.mode, inside] = course.curves(times[inside])[1][row]
-            else:
-                g, k = frame.g[drop.mode], frame.curvature[drop.mode]
-                value = np.asarray(blow_up_course(drop.blow_up - times, g, k))
-                result[drop.mode] = (frame.c[drop.mode] * value) ** 3
+            for course in self.courses.get(drop.head, []):
+                if drop.mode in course.modes:
+                    row, inside = course.modes.index(drop.mode), times >= course.start
+                    result[drop.mode, inside] = course.curves(times[inside])[1][row]
         return result
+
+    def _course(self, left: np.ndarray, index: list[int]) -> np.ndarray:
+        """|v| [n, T] of aligned heads on the modes `index`, by the time left to their blow-up."""
+        gains, curvature = self.frame.g[index, None], self.frame.curvature[index, None]
+        arrays = [np.broadcast_to(a, left.shape).ravel() for a in (left, gains, curvature)]
+        # Padded, so that the course is compiled for a few sizes only.
+        size = 256
+        while size < left.size:
+            size *= 2
+        padded = [np.concatenate([a, np.ones(size - left.size)]) for a in arrays]
+        return np.asarray(blow_up_course(*padded))[: left.size].reshape(left.shape)
 
     def loss(self, times: Float[np.ndarray, " T"]) -> Float[np.ndarray, " T"]:
         """L = E[y²] - Σ σ_d² (1 - (1 - f_d)²)."""
@@ -117,17 +126,16 @@ class AlignedDrops(AbstractRun):
             limit = 0.999999 * float(np.min(heads.blow_up()[0]))
             result[row, names] = heads.after(min(time - start, limit)).values
         for drop in (drop for drop in self.drops if drop.escape):
-            head = drop.head
-            g, k, c = (a[drop.mode] for a in (self.frame.g, self.frame.curvature, self.frame.c))
-            own = np.abs(result[:, head])
-            small = (c * own < SMALL) & (times < drop.switch)
-            left = np.where(small, 1 / (g * np.maximum(own, 1e-300)), drop.blow_up - times)
-            course = np.asarray(blow_up_course(left, g, k))
-            for segment in self.courses.get(head, []):
+            g, c = self.frame.g[drop.mode], self.frame.c[drop.mode]
+            dormant = result[:, drop.head]
+            small = (c * np.abs(dormant) < SMALL) & (times < drop.switch)
+            own = 1 / (g * np.maximum(np.abs(dormant), 1e-200))
+            left = np.where(small, own, drop.blow_up - times)
+            course = self._course(left[None, :], [drop.mode])[0]
+            for segment in self.courses.get(drop.head, []):
                 inside = times >= segment.start
                 course[inside] = segment.curves(times[inside])[0]
-            sign = np.where(small, np.sign(result[:, head]), drop.sign)
-            result[:, head] = sign * course
+            result[:, drop.head] = np.where(small, np.sign(dormant), drop.sign) * course
         return result
 
 

@@ -17,7 +17,7 @@ from iclflow.models import (
 )
 
 
-def conserved(model: AbstractModel) -> dict[str, Array]:
+def conserved_quantities(model: AbstractModel) -> dict[str, Array]:
     """The conserved quantities of a model, by name; see the functions they come from."""
     match model:
         case Merged():

@@ -2,7 +2,7 @@
 
 While the loss rests at M(S) a small head obeys τ dv/dt = Σᵣ kᵣᵀ A qᵣ, τ dk/dt = v A q,
 τ dq/dt = v Aᵀ k with the constant A = A_S. In the singular basis of A, with p = k + q and
-n = k - q, the phase s = ∫ v dt/τ solves it, (62)(63): `p_d → p_d e^{g_d s}`, `n_d → n_d e^{-g_d s}`,
+n = k - q, the phase s = ∫ v dt/τ solves it: `p_d → p_d e^{g_d s}`, `n_d → n_d e^{-g_d s}` (62)(63)
 
     v² = W(s) = v(0)² + ¼ Σ_d [P_d (e^{2 g_d s} - 1) + N_d (e^{-2 g_d s} - 1)],  P_d = Σᵣ p_{rd}²,
 

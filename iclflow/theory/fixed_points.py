@@ -168,7 +168,7 @@ class FixedPoint(eqx.Module):
         )
 
 
-def fixed_points(source: Task | Population | Modes) -> Iterator[FixedPoint]:
+def all_fixed_points(source: Task | Population | Modes) -> Iterator[FixedPoint]:
     """All 2^rank fixed points, lazily: by the number of modes, then by the modes.
 
     The first of each size is M_m, the one that training from small weights visits. With equal
@@ -180,7 +180,7 @@ def fixed_points(source: Task | Population | Modes) -> Iterator[FixedPoint]:
             yield FixedPoint(modes, index_set)
 
 
-def path(source: Task | Population | Modes) -> tuple[FixedPoint, ...]:
+def saddle_path(source: Task | Population | Modes) -> tuple[FixedPoint, ...]:
     """M_0, M_1, …, M_rank: the saddles visited from small weights, by largest drop (E1)."""
     modes = Modes.of(source)
     return tuple(FixedPoint(modes, tuple(range(m))) for m in range(modes.rank + 1))

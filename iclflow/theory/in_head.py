@@ -76,6 +76,8 @@ class HeadCourse:
 
     def curves(self, times: Float[np.ndarray, " T"]) -> tuple[np.ndarray, np.ndarray]:
         """v [T] and the learned fractions f [n, T]."""
+        if times.size == 0:
+            return np.zeros(0), np.zeros((len(self.modes), 0))
         y = self.states(np.clip(times, self.start, self.stop) - self.start)  # type: ignore[operator]
         fraction = y[0] * np.exp(2 * y[1 : 1 + len(self.modes)]) / self.m[:, None]
         return y[0], fraction

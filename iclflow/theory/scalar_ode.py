@@ -15,6 +15,7 @@ ROOT3 = math.sqrt(3.0)
 F_ZERO = -math.pi / (6 * ROOT3)  # F(0)
 F_INFINITY = -math.pi / (2 * ROOT3)  # F(∞)
 X_MID = (1 - math.sqrt(0.5)) ** (1 / 3)  # where (1 - x³)² = 1/2: half of the loss drop is done
+SERIES = [1 / (4 + 3 * n) for n in reversed(range(16))]  # ∫_x^∞ dx/(x² (x³ - 1)), in x^(-3)
 ITERATIONS = 40  # of the safeguarded Newton method; bisection alone would reach 1e-10
 
 
@@ -28,8 +29,8 @@ def _theta(x: Float[Array, "..."]) -> Float[Array, "..."]:
     inside = jnp.where(x < 1, x, 0.5)
     outside = jnp.where(x > 1, x, 2.0)
     far = outside > 3
-    power = jnp.where(far, outside, 4.0) ** -3
-    series = sum(power**n / (4 + 3 * n) for n in range(16)) * jnp.where(far, outside, 4.0) ** -4
+    reach = jnp.where(far, outside, 4.0)
+    series = jnp.polyval(jnp.asarray(SERIES, x.dtype), reach**-3) * reach**-4
     near = jnp.where(far, 2.0, outside)
     above = jnp.where(far, series, -1 / near + _f(near) - F_INFINITY)
     return jnp.where(x < 1, -1 / inside + _f(inside), above)
@@ -54,6 +55,7 @@ def value_time(value: ArrayLike, gain: ArrayLike, curvature: ArrayLike) -> Float
     return jnp.where(alive, time, jnp.inf)
 
 
+@jax.jit
 def value_course(
     time: ArrayLike, initial: ArrayLike, gain: ArrayLike, curvature: ArrayLike
 ) -> Float[Array, "..."]:
@@ -73,6 +75,7 @@ def value_course(
     return jnp.sign(start) * jnp.where(moving, x, x0) / c
 
 
+@jax.jit
 def blow_up_course(
     remaining: ArrayLike, gain: ArrayLike, curvature: ArrayLike
 ) -> Float[Array, "..."]:

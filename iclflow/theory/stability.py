@@ -104,7 +104,7 @@ def swap_index(point: FixedPoint) -> int:
     return int(np.sum(outside[None, :] > inside[:, None] * (1 + 1e-9)))
 
 
-def stability(
+def separate_stability(
     point: FixedPoint, heads: int, rank: int = 1, holdings: Holdings | None = None
 ) -> Stability:
     """Order, index, spectrum and escape directions at `point.weights(heads, rank, holdings)`.

@@ -18,7 +18,7 @@ from iclflow.dynamics import AbstractDynamics
 from iclflow.losses import AbstractLoss, Population
 from iclflow.models import AbstractInitialiser, AbstractModel
 from iclflow.record import resolve
-from iclflow.simulate import SAVES, check_marks
+from iclflow.simulation import SAVES, check_marks
 from iclflow.task import Task, Values
 
 Source = AbstractLoss | Task | Callable[[PRNGKeyArray], AbstractLoss]
@@ -124,17 +124,11 @@ def _replace(thing: Any, name: str, value: Any) -> Any:
     if isinstance(thing, Task):
         return thing.replace(**{name: value})
     if hasattr(thing, "inner"):
-        return eqx.tree_at(
-            lambda t: t.inner, thing, _replace(thing.inner, name, value), is_leaf=_is_module
-        )
+        return dataclasses.replace(thing, inner=_replace(thing.inner, name, value))
     old = getattr(thing, name)
     if eqx.is_array(old):
         return eqx.tree_at(lambda t: getattr(t, name), thing, jnp.asarray(value, old.dtype))
     return dataclasses.replace(thing, **{name: value})
-
-
-def _is_module(thing: Any) -> bool:
-    return isinstance(thing, AbstractInitialiser)
 
 
 def _losses(source: Any, seeds: Sequence[int], vary: Vary) -> list[AbstractLoss]:
