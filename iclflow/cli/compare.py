@@ -1,9 +1,4 @@
-"""Repeat a recorded run of the published code on the same prompts and weights.
-
-The recording (.npz) was made in single precision; the repetition runs in double precision, from
-moments where the model is linear. Reported is the largest difference over all epochs of the
-training loss, the two test losses and the value weights.
-"""
+"""Repeat a recorded run of the published code on the same prompts and weights."""
 
 import argparse
 import time
@@ -16,6 +11,10 @@ EXAMPLES = """examples:
   iclflow compare attnM_P1000_H8.npz
   iclflow compare attnS_P500_H5_R2.npz --json
   iclflow compare mlp_P1000_H8.npz --plot overlay.png
+
+The recording was made in single precision; the repetition runs in double precision, from moments
+where the model is linear. Reported is the largest absolute difference over all epochs of the
+training loss, the two test losses and the value weights. To expect: 5e-6, and 5e-5 for attnS.
 """
 
 

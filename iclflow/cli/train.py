@@ -1,15 +1,4 @@
-"""Train with the flags and the conventions of the published code, in seconds.
-
-Its conventions: --seq_len counts the query; no division by N (by the number of tokens with
---vary_len); the loss has no factor 1/2; the blocks that start at zero are trained; x is centred
-and, at --icl 1, task vectors are whitened. The random numbers are this package's own: PyTorch's
-cannot be repeated, so the curves agree in law, not digit by digit (for that: iclflow compare).
-
-Written to --out, under names that no other run can have: the text file of the published code
-(one row an epoch, before its update: the training loss; with a test set also the in-weight and
-the in-context loss; with --track_value and no test set also the value weights), everything
-recorded as NetCDF, and a PNG.
-"""
+"""Train with the flags and the conventions of the published code, in seconds."""
 
 import argparse
 import os
@@ -30,6 +19,20 @@ EXAMPLES = """examples:
     iclflow train --model attnM --icl $c --head 8 --testset 5000 --init 1e-6 --white_cov \\
       --lr 0.0005 --epoch 4001
   done
+
+conventions of the published code, kept here:
+  --seq_len counts the query; attention is not divided by N (with --vary_len: by the number of
+  tokens); the loss has no factor 1/2; the blocks that start at zero are trained; x is centred
+  and, at --icl 1, task vectors are whitened; --icl 0 has noise for context labels.
+  Its random numbers are PyTorch's and cannot be repeated: with this package's own, curves agree
+  in law, not digit by digit. For that, see iclflow compare.
+
+files, in --out, under names that no other run can have:
+  .txt  as the published code writes it, one row an epoch, measured before its update: the
+        training loss; with a test set also the in-weight and the in-context test loss; with
+        --track_value and no test set also the value weights
+  .nc   everything that was recorded, labelled
+  .png  the curves
 """
 
 

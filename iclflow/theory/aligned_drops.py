@@ -103,7 +103,7 @@ class AlignedDrops(AbstractRun):
         while size < left.size:
             size *= 2
         padded = [np.concatenate([a, np.ones(size - left.size)]) for a in arrays]
-        return np.asarray(blow_up_course(*padded))[: left.size].reshape(left.shape)
+        return np.array(blow_up_course(*padded))[: left.size].reshape(left.shape)
 
     def loss(self, times: Float[np.ndarray, " T"]) -> Float[np.ndarray, " T"]:
         """L = E[y²] - Σ σ_d² (1 - (1 - f_d)²)."""

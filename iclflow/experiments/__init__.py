@@ -1,0 +1,1 @@
+"""Experiments: one phenomenon each, settings first; data out, no drawing."""
