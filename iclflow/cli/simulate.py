@@ -155,7 +155,7 @@ def settings_of(args: argparse.Namespace) -> Any:
 def run(args: argparse.Namespace) -> int:
     """Simulate, report, and write what was asked for."""
     from iclflow.dataset import content_key
-    from iclflow.experiment import Experiment
+    from iclflow.study import Study
     from iclflow.store import check_free, save
 
     began = time.perf_counter()
@@ -165,17 +165,17 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None and not args.plot.parent.is_dir():
         raise ValueError(f"the folder {args.plot.parent} does not exist; create it first")
     with progress("sampling", quiet=args.json) as report:
-        experiment = Experiment.of(settings, progress=report)
+        study = Study.of(settings, progress=report)
     with progress("training", quiet=args.json) as report:
-        runs = experiment.run(progress=report)
+        runs = study.run(progress=report)
     if args.out is not None:
         save(runs, args.out)
-    summary = experiment.summary(runs)
+    summary = study.summary(runs)
     summary["seconds"] = round(time.perf_counter() - began, 3)
     summary["out"] = None if args.out is None else str(args.out)
     summary["plot"] = None if args.plot is None else str(args.plot)
     if args.plot is not None:
-        draw(experiment, runs, args.plot)
+        draw(study, runs, args.plot)
     if args.json:
         print_json(summary)
     else:
@@ -183,12 +183,12 @@ def run(args: argparse.Namespace) -> int:
     return 130 if "interrupted" in summary["result"] else 0
 
 
-def draw(experiment: Any, runs: Any, path: Path) -> None:
+def draw(study: Any, runs: Any, path: Path) -> None:
     """The loss with the theory's levels."""
     from iclflow.plots.loss import loss_figure
     from iclflow.plots.style import save_figure
 
-    save_figure(loss_figure(runs, levels=experiment.levels(), title=experiment.title()), path)
+    save_figure(loss_figure(runs, levels=study.levels(), title=study.title()), path)
 
 
 def show(summary: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""An experiment: settings turned into loss, initialiser and dynamics, run, and summarised."""
+"""A study: settings turned into loss, initialiser and dynamics, run, and summarised."""
 
 import dataclasses
 from collections.abc import Callable
@@ -23,7 +23,7 @@ TEST_SEQUENCES = 5000  # for test losses of models without a population in close
 
 
 @dataclasses.dataclass
-class Experiment:
+class Study:
     """What the settings say, built once."""
 
     settings: Settings
@@ -35,7 +35,7 @@ class Experiment:
     tests: dict[str, Callable[[AbstractModel], Any]]
 
     @classmethod
-    def of(cls, settings: Settings, progress: Progress | None = None) -> "Experiment":
+    def of(cls, settings: Settings, progress: Progress | None = None) -> "Study":
         """Build task, loss, initialiser and dynamics; sampling reports to `progress`."""
         task = settings.task()
         init = settings.initialiser(task)
