@@ -12,6 +12,7 @@ import iclflow
 # Name -> one line. Module iclflow.cli.<name> has `add_arguments(parser)` and `run(args) -> int`.
 COMMANDS = {
     "simulate": "train a model on a task at the level of exactness you choose",
+    "theory": "what the theory says of a task: levels, drops, stability, algorithms",
     "train": "the flags of the published code, in seconds instead of days",
     "compare": "repeat a recorded run of the published code and report the difference",
 }

@@ -146,18 +146,18 @@ def find_stages(
         again, others = _falls(binned, drawn, thresholds.jitter(rng))
         _count_found(found, binned.x, drops, plateaus, again, others)
     share = [f / resamples if resamples else np.full(f.shape, np.nan) for f in found]
+
+    def at(reading: float) -> float:
+        return float(times[0]) if reading <= x[0] else clock.inverse(reading)
+
     return Stages(
         tuple(
-            Plateau(clock.inverse(p.start), clock.inverse(p.end), p.level, float(c))
+            Plateau(at(p.start), at(p.end), p.level, float(c))
             for p, c in zip(plateaus, share[1], strict=True)
         ),
         tuple(
             dataclasses.replace(
-                d,
-                time=clock.inverse(d.time),
-                start=clock.inverse(d.start),
-                end=clock.inverse(d.end),
-                confidence=float(c),
+                d, time=at(d.time), start=at(d.start), end=at(d.end), confidence=float(c)
             )
             for d, c in zip(drops, share[0], strict=True)
         ),

@@ -113,7 +113,7 @@ def turn(coordinates: np.ndarray, turns: dict[tuple[int, ...], np.ndarray]) -> n
 def separate_weights(model: AbstractModel) -> Weights:
     """v, k and q of a model with separate key and query, one output, zero blocks frozen."""
     if isinstance(model, ConvNet):
-        model = Separate(model.third, model.kernels, model.second)
+        model = model.as_attention()
     if not isinstance(model, Separate):
         raise ValueError(
             f"the staircase is that of separate key and query, got {type(model).__name__}; "

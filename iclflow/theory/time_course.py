@@ -116,7 +116,7 @@ class WhiteCourse(eqx.Module):
         shared = jnp.einsum("h,hdc->dc", head, self.orthogonal)
         left = self.orthogonal - (1 - fade) * head[:, None, None] * shared[None]
         merged = (up - down)[:, None, None] * self.direction[None] + left
-        return Merged((up + down)[:, None, None], merged)
+        return Merged(values=(up + down)[:, None, None], merged=merged)
 
 
 class _ReducedFlow:

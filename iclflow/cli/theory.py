@@ -1,0 +1,142 @@
+"""What the theory says of a task: plateau levels, drops, stability, and losses of algorithms.
+
+Only --spectrum and --context are needed. With --init it also predicts, from the initial weights
+that `simulate` would draw, when each drop comes and which head makes it (t/tau = 2 * rate * step).
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from iclflow.cli.console import positive_int, print_json
+from iclflow.cli.simulate import add_model_arguments, add_task_arguments, settings_of
+
+EXAMPLES = """examples:
+  iclflow theory --spectrum 0.4,0.3,0.2,0.1 --context 31
+  iclflow theory --spectrum 0.4,0.3,0.2,0.1 --context 31 --init 0.01 --plot stairs.png
+  iclflow theory --spectrum power:1 --dim 8 --context 31 --rank 2 --heads 9 --init 1e-3 --json
+  iclflow theory --spectrum 1,0.5 --context 200 --task-covariance 1,3 --noise 0.1
+"""
+
+ROWS = 16  # of a table; the rest is in --json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The task and model options of `simulate`."""
+    add_task_arguments(parser)
+    add_model_arguments(parser)
+    out = parser.add_argument_group("output")
+    out.add_argument("--seed", type=int, help="of the initial weights, as in simulate (0)")
+    out.add_argument("--eigen-seed", type=int, help="seed of eigenvectors, pool and w* (2)")
+    out.add_argument("--sequences", type=positive_int, help=argparse.SUPPRESS)
+    out.add_argument("--from", dest="file", metavar="TOML", help="settings file; options win")
+    out.add_argument("--plot", type=Path, metavar="FILE.png", help="draw levels and staircase")
+    out.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate the formulas, report, draw."""
+    import jax
+
+    from iclflow.theory.summary import start_summary, task_summary
+
+    settings = settings_of(args)
+    if args.plot is not None and not args.plot.parent.is_dir():
+        raise ValueError(f"the folder {args.plot.parent} does not exist; create it first")
+    task = settings.task()
+    found = task_summary(task, settings.heads, settings.rank)
+    model = None
+    if args.init is not None or (args.file is not None and settings.init):
+        kind = settings.model.removeprefix("softmax-")
+        if kind != settings.model:
+            raise ValueError("drop times are known for linear attention; leave out softmax-")
+        model = settings.initialiser(task)(jax.random.key(settings.seed))
+        model = model.reduce() if hasattr(model, "reduce") else model
+        found |= start_summary(task, model, settings.init)
+    if args.plot is not None:
+        draw(found, task, model, args.plot)
+    if args.json:
+        print_json(found)
+    else:
+        show(found)
+    return 0
+
+
+def draw(found: dict[str, Any], task: Any, model: Any, path: Path) -> None:
+    """The predicted loss, with the levels; the levels alone without initial weights."""
+    from iclflow.dataset import to_dataset
+    from iclflow.losses import Population
+    from iclflow.models import Merged, Separate
+    from iclflow.plots.style import save_figure
+    from iclflow.plots.theory import theory_figure
+    from iclflow.theory.staircase import staircase
+    from iclflow.theory.time_course import merged_course
+
+    curve = None
+    if isinstance(model, Separate):
+        curve = to_dataset(staircase(task, model, probes=0).trajectory)
+    elif isinstance(model, Merged):
+        import numpy as np
+
+        times = np.linspace(0, 2 * found["drop_times"][0], 400)
+        curve = to_dataset(merged_course(Population(task), model, times))
+    save_figure(
+        theory_figure(found["plateau_losses"], curve=curve, drops=found.get("drop_times")), path
+    )
+
+
+def show(found: dict[str, Any]) -> None:
+    """Tables on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table(
+        "m", "loss L(M_m)", "drop to next", "order", "index", "gain", title="plateaus visited"
+    )
+    drops = [*found["drop_sizes"], None]
+    for m, saddle in enumerate(found["saddles"][:ROWS]):
+        drop = "" if drops[m] is None else f"{drops[m]:.6f}"
+        row = (f"{saddle['loss']:.6f}", drop, str(saddle["order"]), str(saddle["index"]))
+        table.add_row(str(m), *row, f"{saddle['cubic_gain']:.4g}")
+    console.print(table)
+    if len(found["saddles"]) > ROWS:
+        console.print(f"({len(found['saddles']) - ROWS} more; --json has them all)")
+    console.print(
+        "order 3: left by blow-up, t = tau/(gain * weight); order 2: exponentially; "
+        f"fixed points in all: {found['fixed_points']}"
+    )
+    table = Table("in-context algorithm", "population loss", "by", title="algorithms")
+    exact = "closed form"
+    for name, label in (
+        ("zero", "zero"),
+        ("gradient_step", "one gradient step, best rate"),
+        ("least_squares", "least squares (16) = PCR-D"),
+        ("ordinary_least_squares", "ordinary least squares"),
+        ("ridge", "ridge, ρ = σ²"),
+        ("bayes", "Bayes-optimal"),
+    ):
+        error = found.get(f"{name}_error")
+        how = exact if not error else f"Monte Carlo ± {error:.2g}"
+        table.add_row(label, f"{found[f'{name}_loss']:.6f}", how)
+    console.print(table)
+    if "drop_times" in found:
+        show_drops(console, found)
+
+
+def show_drops(console: Any, found: dict[str, Any]) -> None:
+    """The predicted drops of one start."""
+    from rich.table import Table
+
+    table = Table(
+        "drop", "time t/τ", "head", "condition", "duration", "paper's (51)(68)(73)",
+        title="drops predicted from the initial weights",
+    )  # fmt: skip
+    durations = found.get("durations") or found["drop_times"]
+    for i, time in enumerate(found["drop_times"][:ROWS]):
+        head = "all" if found["heads"] is None else str(found["heads"][i])
+        condition = "" if found["condition"] is None else f"{found['condition'][i]:.2g}"
+        paper = found["paper_durations"][i]
+        shown = "–" if paper != paper else f"{paper:.5g}"
+        table.add_row(str(i + 1), f"{time:.6g}", head, condition, f"{durations[i]:.5g}", shown)
+    console.print(table)

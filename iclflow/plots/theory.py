@@ -1,0 +1,40 @@
+"""The theory by itself: plateau levels, and the predicted loss of one start."""
+
+from collections.abc import Sequence
+
+import xarray as xr
+from matplotlib.figure import Figure
+
+from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
+
+
+def theory_figure(
+    levels: Sequence[float],
+    *,
+    curve: xr.Dataset | None = None,
+    drops: Sequence[float] | None = None,
+) -> Figure:
+    """Levels L(M_m) as steps; over time, with the drops marked, where a start was given."""
+    with style():
+        figure = Figure(figsize=(COLUMN * 1.35, COLUMN * 0.85))
+        axes = figure.subplots()
+        if curve is None:
+            axes.stairs(levels, baseline=None, color=COLOURS[0], linewidth=1.6)
+            axes.set_xlabel("modes learned $m$")
+            axes.set_xticks([m + 0.5 for m in range(len(levels))], range(len(levels)))
+            axes.set_xlim(0, len(levels))
+        else:
+            axes.plot(curve["time"].values, curve["loss"].values, color=COLOURS[0])
+            for level in levels:
+                axes.axhline(level, **{**THEORY, "linewidth": 0.6, "color": "0.45"}, zorder=0)
+            for i, time in enumerate(drops or ()):
+                axes.axvline(time, color="0.75", linewidth=0.6, zorder=0)
+                axes.annotate(
+                    f"$t_{{{i + 1}}}$", (time, 1), xycoords=("data", "axes fraction"),
+                    xytext=(2, -2), textcoords="offset points", va="top", fontsize=7,
+                )  # fmt: skip
+            axes.set_xlabel(r"training time $t/\tau$")
+            axes.set_xlim(0, float(curve["time"].values[-1]))
+        axes.set_ylabel(r"loss $\mathbb{E}(y_q - \hat{y}_q)^2$")
+        axes.set_ylim(0, None)
+    return figure

@@ -1,0 +1,111 @@
+"""What the theory says of one task, and of one start: the numbers behind `iclflow theory`."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from iclflow.losses import Population
+from iclflow.models import AbstractModel, Merged, Separate
+from iclflow.task import Task
+from iclflow.theory.algorithms import gradient_step, least_squares, zero_predictor
+from iclflow.theory.bayes import bayes_loss
+from iclflow.theory.fixed_points import saddle_path
+from iclflow.theory.modes import Modes
+from iclflow.theory.monte_carlo import monte_carlo_loss
+from iclflow.theory.plateaus import conspicuous_plateaus, fixed_point_count, plateau_losses
+from iclflow.theory.regression import OrdinaryLeastSquares, Ridge
+from iclflow.theory.stability import separate_stability
+from iclflow.theory.staircase import staircase
+from iclflow.theory.time_course import merged_half_time, paper_merged_duration
+
+SEQUENCES = 4000  # behind the losses that have no closed form
+
+
+def task_summary(task: Task, heads: int, rank: int) -> dict[str, Any]:
+    """Levels, drops, stability of the visited saddles and losses of in-context algorithms.
+
+    `a` are the eigenvalues of E[Λ̂²] (32), of B in general, in the order of the drops; None for a
+    task whose moments have no common eigenvectors.
+    """
+    population = Population(task)
+    modes = Modes.of(population)
+    commuting = modes.commuting
+    path = [
+        _saddle(point, heads, rank)
+        for point in saddle_path(modes)
+        if len(point.index_set) <= heads * rank
+    ]
+    counts, levels = conspicuous_plateaus(modes, rank)
+    return {
+        "eigenvalues": np.asarray(task.spectrum).tolist(),
+        "a": np.asarray(modes.b).tolist() if commuting else None,
+        "commuting": commuting,
+        "plateau_losses": np.asarray(plateau_losses(modes)).tolist(),
+        "drop_sizes": np.asarray(modes.drops).tolist(),
+        "gains": np.asarray(modes.gains(()).values).tolist(),
+        "value_weights": np.asarray(1 / modes.c).tolist() if commuting else None,
+        "fixed_points": fixed_point_count(modes),
+        "long_plateaus": {"modes_learned": list(counts), "loss": np.asarray(levels).tolist()},
+        "saddles": path,
+        **algorithm_losses(task, population),
+    }
+
+
+def _saddle(point: Any, heads: int, rank: int) -> dict[str, Any]:
+    stability = separate_stability(point, heads, rank)
+    return {
+        "modes": list(point.index_set),
+        "loss": float(point.loss),
+        "order": stability.order.value,
+        "index": stability.index,
+        "cubic_gain": float(stability.cubic_gain),
+    }
+
+
+def algorithm_losses(task: Task, population: Population) -> dict[str, Any]:
+    """Population losses of in-context algorithms; by Monte Carlo (with its error) where needed."""
+    bayes = bayes_loss(task, SEQUENCES, jax.random.key(0))
+    ordinary = monte_carlo_loss(OrdinaryLeastSquares(), task, SEQUENCES, jax.random.key(0))
+    ridge = monte_carlo_loss(
+        Ridge(float(task.label_noise) ** 2), task, SEQUENCES, jax.random.key(0)
+    )
+    return {
+        "zero_loss": float(population(zero_predictor(population))),
+        "gradient_step_loss": float(population(gradient_step(population))),
+        "least_squares_loss": float(population(least_squares(population))),
+        "ordinary_least_squares_loss": float(ordinary.mean),
+        "ordinary_least_squares_error": float(ordinary.error),
+        "ridge_loss": float(ridge.mean),
+        "ridge_error": float(ridge.error),
+        "bayes_loss": float(bayes.mean),
+        "bayes_error": float(bayes.error),
+    }
+
+
+def start_summary(task: Task, model: AbstractModel, scale: float) -> dict[str, Any]:
+    """When the drops come from given initial weights, beside the paper's own estimates."""
+    population = Population(task)
+    if isinstance(model, Merged):
+        return {
+            "drop_times": [merged_half_time(population, model)],
+            "condition": None,
+            "heads": None,
+            "paper_durations": [float(paper_merged_duration(population, scale))],
+        }
+    if not isinstance(model, Separate):
+        raise ValueError(
+            f"drop times are known for merged and separate attention, not for "
+            f"{type(model).__name__}"
+        )
+    stairs = staircase(population, model)
+    return {
+        "drop_times": stairs.times.tolist(),
+        "durations": stairs.durations.tolist(),
+        "condition": stairs.condition.tolist(),
+        "heads": stairs.heads.tolist(),
+        "new_head": stairs.escapes.tolist(),
+        "values": stairs.values.tolist(),
+        "paper_durations": stairs.paper_durations.tolist(),
+        "ended": stairs.ended,
+    }
