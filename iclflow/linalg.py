@@ -104,6 +104,18 @@ class FactoredMatrix(eqx.Module):
         u, values, vt = jnp.linalg.svd(r_left @ r_right.T, full_matrices=False)
         return q_left @ u, values, vt @ q_right.T
 
+    def right_svd(self, count: int) -> tuple[Float[Array, " k"], Float[Array, "c n"]]:
+        """σ, and the `count` leading rows of Vᵀ: less than half the work of `svd`.
+
+        V σ = Mᵀ U goes through the triangular factors alone; a last QR makes the rows
+        orthonormal, also where σ is zero.
+        """
+        outer = jnp.linalg.qr(self.left, mode="r")
+        inner = jnp.linalg.qr(self.right.T, mode="r")
+        u, values, _ = jnp.linalg.svd(outer @ inner.T, full_matrices=False)
+        rows = self.right.T @ (outer.T @ u[:, :count])
+        return values, jnp.linalg.qr(rows)[0].T
+
     def frobenius_norm(self) -> Float[Array, ""]:
         """‖M‖_F, from the core (the trace of Gram matrices would lose half the digits)."""
         return jnp.linalg.norm(self.core())

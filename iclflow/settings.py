@@ -92,7 +92,7 @@ class Settings:
     vary: str = "weights"
     data_seed: int = 1
     eigen_seed: int = 2
-    save: str = "log:200"
+    save: str = "mixed:400"
     record: tuple[str, ...] = ("loss", "values")
 
     def __post_init__(self) -> None:
@@ -246,23 +246,26 @@ class Settings:
         return kinds[self.optimiser]()
 
     def saveat(self, dynamics: AbstractDynamics) -> np.ndarray:
-        """Save points: `log:COUNT`, `linear:COUNT`, `all`, or a list."""
+        """Save points: `log:COUNT`, `linear:COUNT`, both (`mixed:COUNT`), `all`, or a list."""
         kind, _, argument = self.save.partition(":")
         last = dynamics.steps if isinstance(dynamics, Descent) else None
         end = float(self.time or 0)
         try:
-            if kind in ("log", "linear"):
+            if kind in ("log", "linear", "mixed"):
                 count = int(argument or 200)
                 if last is not None:
-                    return (log_steps if kind == "log" else linear_steps)(last, count)
-                log = kind == "log"
-                return np.asarray(dynamics.marks(count)) if log else np.linspace(0, end, count)
+                    log, linear = log_steps(last, count), linear_steps(last, count)
+                else:
+                    log, linear = np.asarray(dynamics.marks(count)), np.linspace(0, end, count)
+                mixed = np.union1d(log, linear)
+                return {"log": log, "linear": linear, "mixed": mixed}[kind]
             if self.save == "all" and last is not None:
                 return np.arange(last + 1)
             return np.asarray([float(x) for x in self.save.split(",")])
         except ValueError:
             raise ValueError(
-                f"save must be log:COUNT, linear:COUNT, all (descent), or a list, got {self.save!r}"
+                f"save must be log:COUNT, linear:COUNT, mixed:COUNT, all (descent), or a list, "
+                f"got {self.save!r}"
             ) from None
 
 

@@ -9,8 +9,10 @@ from jaxtyping import install_import_hook
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# The hook decorates methods one by one, where beartype cannot know which class `Self` is.
-typecheck = beartype(conf=BeartypeConf(hint_overrides=FrozenDict({Self: Any})))
+# An int is a float (PEP 484). The hook decorates methods one by one, where beartype cannot know
+# which class `Self` is.
+CONF = BeartypeConf(is_pep484_tower=True, hint_overrides=FrozenDict({Self: Any}))
+typecheck = beartype(conf=CONF)
 
 # Before the first import of the package: every annotation in it is then checked when called.
 install_import_hook("iclflow", "conftest.typecheck")

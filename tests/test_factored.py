@@ -31,6 +31,18 @@ def test_svd_rebuilds_the_product_with_orthonormal_vectors(factors):
     np.testing.assert_allclose(vt @ vt.T, np.eye(values.size), atol=1e-13)
 
 
+def test_right_svd_is_the_leading_part_of_the_svd(factors):
+    left, right = factors
+    matrix = FactoredMatrix(left, right)
+    values, rows = matrix.right_svd(2 if min(left.shape[1], *right.shape) > 1 else 1)
+    _, expected, vt = matrix.svd()
+    np.testing.assert_allclose(values, expected, atol=1e-13)
+    overlap = np.abs(np.asarray(rows @ vt[: len(rows)].T))
+    np.testing.assert_allclose(overlap, np.eye(len(rows)), atol=1e-10)
+    _, zero = FactoredMatrix(np.zeros((5, 3)), np.zeros((3, 4))).right_svd(2)
+    np.testing.assert_allclose(zero @ zero.T, np.eye(2), atol=1e-14)
+
+
 def test_norm_trace_and_eigenvalues(factors):
     left, right = factors
     matrix = FactoredMatrix(left, right)

@@ -11,13 +11,16 @@ import iclflow
 
 # Name -> one line. Module iclflow.cli.<name> has `add_arguments(parser)` and `run(args) -> int`.
 COMMANDS = {
+    "reproduce": "every figure of the paper and the scorecard of its claims, as one page",
     "simulate": "train a model on a task at the level of exactness you choose",
     "theory": "what the theory says of a task: levels, drops, stability, algorithms",
     "train": "the flags of the published code, in seconds instead of days",
     "compare": "repeat a recorded run of the published code and report the difference",
+    "animate": "a video of the weights over training, from a run that recorded them",
 }
 
 EXAMPLES = """examples:
+  iclflow reproduce fig3 --quick
   iclflow simulate --spectrum 0.4,0.3,0.2,0.1 --context 31 --heads 5 --init 0.01 --plot run.png
   iclflow train --model attnM --head 8 --init 1e-6
   iclflow COMMAND --help

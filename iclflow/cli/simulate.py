@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     runs.add_argument("--data-seed", type=int, help="seed of the sequences (default 1)")
     runs.add_argument("--eigen-seed", type=int, help="seed of eigenvectors, pool and w* (2)")
     runs.add_argument(
-        "--save", metavar="WHEN", help="log:COUNT (default log:200), linear:COUNT, all, or a list"
+        "--save", metavar="WHEN", help="log:COUNT, linear:COUNT, mixed:COUNT (default mixed:400), all, or a list"
     )
     runs.add_argument("--record", type=names, metavar="NAMES", help="e.g. loss,values,weights")
     runs.add_argument("--from", dest="file", metavar="TOML", help="settings file; options win")
@@ -117,7 +117,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def spectrum(text: str) -> tuple[float, ...] | str:
     """A list of eigenvalues or the name of a spectrum."""
-    return text if text[:1].isalpha() else tuple(numbers(text))
+    named = text[:1].isalpha() and "," not in text
+    return text if named else tuple(numbers(text))
 
 
 def floats(text: str) -> tuple[float, ...]:

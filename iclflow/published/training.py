@@ -95,7 +95,7 @@ def published_loss(
             else:
                 yield _prompts(prompts, index)
             if progress is not None:
-                progress(min(begin + size, count), count)
+                progress(float(min(begin + size, count)), float(count))
 
     if choice.features is None or choice.level == "sequences":
         (batch,) = batches(count)

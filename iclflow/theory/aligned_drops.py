@@ -19,6 +19,7 @@ from iclflow.theory.modes import Modes
 from iclflow.theory.scalar_ode import blow_up_course
 
 LEAD = 50.0  # an escape is followed pair by pair from c v = 1/LEAD on
+LOG_MAX = 600.0  # of a growth factor
 SMALL = 0.05  # c v up to which the dormant head's own value weight is shown
 
 
@@ -53,13 +54,15 @@ class _Active:
             default=(np.inf, -1),
         )
 
-    def advance(self, frame: Frame, time: float) -> dict[int, float]:
+    def advance(self, frame: Frame, open_modes: list[int], time: float) -> dict[int, float]:
         """Move to a time, and return the amplitudes of all pairs then."""
         assert self.course is not None
         self.value, amplitudes, phase = self.course.at(time)
         size = dict(zip(self.course.modes, amplitudes.tolist(), strict=True))
         self.amplitudes = np.asarray([size[d] for d in self.owned])
-        self.rest = self.rest * np.exp(frame.g * phase)[None, :]
+        growth = np.zeros(frame.rank)  # learned modes are closed to the free pairs
+        growth[open_modes] = np.exp(np.minimum(frame.g[open_modes] * phase, LOG_MAX))
+        self.rest = self.rest * growth[None, :]
         return size
 
     def take(self, mode: int, amplitude: float) -> None:
@@ -193,10 +196,7 @@ class _Stairs:
             self.active.append(fresh)
         size = abs(float(self.dormant.values[winner]))
         keep = np.arange(len(self.names)) != winner
-        old, self.names = self.dormant, self.names[keep]
-        self.dormant = DormantHeads(
-            old.values[keep], old.sums[keep], old.differences[keep], old.gains
-        )
+        self.dormant, self.names = self.dormant.only(keep), self.names[keep]
         switch = max(self.now, switch)
         gain = float(self.run.frame.g[modes[0]])
         return Drop(modes[0], head, switch, escape, sign, gain, float(other), size)
@@ -215,14 +215,14 @@ class _Stairs:
         times, _ = self.dormant.blow_up()
         # Where two heads escape at once the other is left just before its blow-up.
         elapsed = min(drop.switch - self.now, 0.999999 * float(times.min(initial=np.inf)))
+        sizes = [one.advance(self.run.frame, self.open, drop.switch) for one in self.active]
         self.open.remove(drop.mode)
         gains = np.zeros(self.run.frame.rank)
         gains[self.open] = self.run.frame.g[self.open]
         self.dormant = dataclasses.replace(self.dormant.after(elapsed), gains=gains)
-        for one in self.active:
-            sizes = one.advance(self.run.frame, drop.switch)
+        for one, size in zip(self.active, sizes, strict=True):
             if one.head == drop.head:
-                one.take(drop.mode, sizes[drop.mode])
+                one.take(drop.mode, size[drop.mode])
             self._follow(one, drop.switch)
         self.active = [one for one in self.active if one.rest.shape[0] > 0]
         self.now = drop.switch

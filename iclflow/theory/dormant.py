@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.integrate import solve_ivp
 
-PANELS, ORDER = 28, 12  # composite Gauss-Legendre in a variable where the integrand is smooth
+PANELS, ORDER = 20, 12  # composite Gauss-Legendre in a variable where the integrand is smooth
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(ORDER)
 LOG_END = 2 * np.log(1e17)  # the integral is cut where √W has grown 1e17 times
 LOG_MAX = 700.0  # of an exponential
@@ -59,6 +59,13 @@ class DormantHeads:
     @functools.cached_property
     def _path(self) -> "_Path":
         return _Path.of(self)
+
+    def only(self, keep: Bool[np.ndarray, " H"]) -> Self:
+        """Some of the heads."""
+        some = type(self)(self.values[keep], self.sums[keep], self.differences[keep], self.gains)
+        if "_path" in self.__dict__:
+            some.__dict__["_path"] = self._path.only(keep, some)
+        return some
 
     def after(self, time: float) -> Self:
         """The heads a time later, before any of them has escaped."""
@@ -142,7 +149,7 @@ class _Path:
         moving = driven & ~stuck & ~np.where(flip, lone_down, lone_up)
         centre = np.where(moving, centre, 0.0)
 
-        centre = np.where(zeros, _zero(v, up, down, gains, centre), centre)
+        centre = np.where(zeros, _zero(v, up, down, gains, centre, zeros), centre)
         z = 2 * gains * centre[:, None]
         up, down = up * np.exp(z), down * np.exp(-z)
         least = np.where(zeros, 0.0, least)
@@ -167,6 +174,12 @@ class _Path:
         parts = path._quadrature(edges[:, :-1], edges[:, 1:])
         sums = np.concatenate([np.zeros((len(v), 1)), np.cumsum(parts, axis=1)], axis=1)
         return dataclasses.replace(path, sums=sums)
+
+    def only(self, keep: np.ndarray, heads: DormantHeads) -> Self:
+        """The paths of some of the heads."""
+        per_head = [f.name for f in dataclasses.fields(self) if f.name not in ("gains", "heads")]
+        kept = {name: getattr(self, name)[keep] for name in per_head}
+        return dataclasses.replace(self, heads=heads, **kept)
 
     def _s(self, u: np.ndarray) -> np.ndarray:
         """S - s_c at u [H, ...]."""
@@ -248,8 +261,15 @@ def _minimum(up: HeadMode, down: HeadMode, gains: np.ndarray) -> Head:
     return s
 
 
-def _zero(v: Head, up: HeadMode, down: HeadMode, gains: np.ndarray, minimum: Head) -> Head:
-    """The larger zero of W, between its minimum and s = 0 (heads without one: ignored)."""
+def _zero(
+    v: Head,
+    up: HeadMode,
+    down: HeadMode,
+    gains: np.ndarray,
+    minimum: Head,
+    wanted: Bool[np.ndarray, " H"],
+) -> Head:
+    """The larger zero of W, between its minimum and s = 0, where it is `wanted`."""
     low, high = np.minimum(minimum, 0.0), np.zeros_like(v)
     s = high.copy()
     for _ in range(200):
@@ -259,9 +279,9 @@ def _zero(v: Head, up: HeadMode, down: HeadMode, gains: np.ndarray, minimum: Hea
         new = s - value / np.where(slope > 0, slope, 1.0)
         inside = (new >= low) & (new <= high) & (slope > 0)
         new = np.where(inside, new, (low + high) / 2)
-        done = np.abs(new - s) <= 1e-16 * np.abs(s)
+        done = np.abs(new - s) <= 2e-16 * np.abs(s)
         s = new
-        if np.all(done):
+        if np.all(done | ~wanted):
             break
     return s
 

@@ -43,8 +43,8 @@ class Frame:
             same = [
                 group
                 for group in groups
-                if np.isclose(g[group[0]], g[d], rtol=TIED, atol=0)
-                and np.isclose(drops[group[0]], drops[d], rtol=TIED, atol=0)
+                if abs(g[group[0]] - g[d]) <= TIED * g[d]
+                and abs(drops[group[0]] - drops[d]) <= TIED * drops[d]
             ]
             if same:
                 same[0].append(d)

@@ -28,7 +28,7 @@ class VanishingLimit:
     heads: Int[np.ndarray, " n"]  # which head escapes
     learned: Int[np.ndarray, " n"]  # how many modes are learned after it
     levels: Float[np.ndarray, " n+1"]  # the plateaus before, between and after
-    gaps: tuple[Float[np.ndarray, " k"], ...]  # see `in_head_gaps`, one array for each escape
+    gaps: tuple[Float[np.ndarray, " _"], ...]  # see `in_head_gaps`, one array for each escape
     ended: str  # why there are no more drops
 
     def at(self, times: ArrayLike) -> Trajectory:
@@ -89,9 +89,7 @@ def vanishing_limit(source: Task | Population | Modes, model: AbstractModel) -> 
         else:
             _require_apart(drops, learned + count)
             gaps.append(np.zeros(0))
-        others = DormantHeads(
-            values[keep], dormant.sums[keep], dormant.differences[keep], dormant.gains
-        )
+        others = dormant.only(keep)
         others = others.after(min(wait, _before(others)))
         values = others.values
         keys = (others.sums + others.differences) / 2 @ left.T + keys[keep] @ _outside(left)

@@ -16,7 +16,7 @@ F_ZERO = -math.pi / (6 * ROOT3)  # F(0)
 F_INFINITY = -math.pi / (2 * ROOT3)  # F(∞)
 X_MID = (1 - math.sqrt(0.5)) ** (1 / 3)  # where (1 - x³)² = 1/2: half of the loss drop is done
 SERIES = [1 / (4 + 3 * n) for n in reversed(range(16))]  # ∫_x^∞ dx/(x² (x³ - 1)), in x^(-3)
-ITERATIONS = 40  # of the safeguarded Newton method; bisection alone would reach 1e-10
+ITERATIONS = 60  # of the safeguarded Newton method at most; a few are enough
 
 
 def _f(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -93,7 +93,8 @@ def blow_up_course(
 
 def _inverse(theta: Float[Array, "..."], above: Array) -> Float[Array, "..."]:
     """X with θ(x) = `theta`, x > 1 where `above`; Newton in ln(x/(1-x)) or ln(x-1), bracketed."""
-    tiny = jnp.finfo(theta.dtype).eps
+    tiny, target = jnp.finfo(theta.dtype).eps, theta
+    theta = jax.lax.stop_gradient(theta)
 
     def x_of(u: Array) -> Array:
         return jnp.where(above, 1 + jnp.exp(u), jax.nn.sigmoid(u))
@@ -108,23 +109,26 @@ def _inverse(theta: Float[Array, "..."], above: Array) -> Float[Array, "..."]:
     guess = jnp.where(above, above_guess, below_guess)
     sign = jnp.where(above, -1.0, 1.0)  # θ falls with u above v*
 
-    def step(_: int, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        u, low, top = carry
+    def step(carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        count, u, low, top, _ = carry
         x = x_of(u)
         error = sign * (_theta(x) - theta)
         low, top = jnp.where(error < 0, u, low), jnp.where(error < 0, top, u)
         slope = jnp.where(above, 1 / (x**2 * (1 + x + x**2)), 1 / (x * (1 + x + x**2)))
         newton = u - error / slope
-        inside = (newton > low) & (newton < top)
-        return jnp.where(inside, newton, (low + top) / 2), low, top
+        new = jnp.where((newton > low) & (newton < top), newton, (low + top) / 2)
+        return count + 1, new, low, top, jnp.max(jnp.abs(new - u))
+
+    def going(carry: tuple[Array, ...]) -> Array:
+        return (carry[0] < ITERATIONS) & (carry[4] > jnp.sqrt(tiny) / 64)
 
     reach = 3 - math.log(tiny)
     limits = (jnp.minimum(guess, 0) - reach, jnp.maximum(guess, 0) + reach)
-    u = jax.lax.stop_gradient(jax.lax.fori_loop(0, ITERATIONS, step, (guess, *limits))[0])
-    x = jax.lax.stop_gradient(x_of(u))
+    begin = (jnp.zeros((), int), guess, *limits, jnp.full((), jnp.inf, theta.dtype))
+    x = x_of(jax.lax.while_loop(going, step, begin)[1])
     # One more Newton step, outside the loop, carries the derivative: dx/dθ = x² (1 - x³).
     settled = jnp.abs(1 - x) <= 4 * tiny
-    refined = x + x**2 * (1 - x**3) * (theta - jax.lax.stop_gradient(_theta(x)))
+    refined = x + x**2 * (1 - x**3) * (target - _theta(x))
     return jnp.where(settled, jnp.ones_like(x), refined)
 
 

@@ -49,12 +49,16 @@ class Escapes(eqx.Module):
         """Direction `number` in the shape of the model's weights."""
         if self.vectors is not None:
             return ravel_pytree(model)[1](self.vectors[number])
-        place = (self.head[number], self.pair[number])
-        along = self.basis[:, self.mode[number]]
+        head, pair, mode = (int(a[number]) for a in (self.head, self.pair, self.mode))
+        along = np.asarray(self.basis)[:, mode]
+        keys, queries = np.zeros(model.keys.shape), np.zeros(model.queries.shape)
+        keys[head, pair] = float(self.key[number]) * along
+        queries[head, pair] = float(self.query[number]) * along
+        dtype = model.keys.dtype
         return Separate(
             values=jnp.zeros_like(model.values),
-            keys=jnp.zeros_like(model.keys).at[place].set(self.key[number] * along),
-            queries=jnp.zeros_like(model.queries).at[place].set(self.query[number] * along),
+            keys=jnp.asarray(keys, dtype),
+            queries=jnp.asarray(queries, dtype),
         )
 
 

@@ -58,15 +58,16 @@ class Staircase:
             stopped=jnp.asarray(saves[-1]),
         )
 
-    def marks(self, count: int = 40) -> Float[np.ndarray, " T"]:
-        """Times that show every drop: `count` along the run, `count` about each drop."""
+    def marks(self, count: int = 400) -> Float[np.ndarray, " T"]:
+        """About `count` times t/τ that show every drop: spread evenly, and close about each."""
         end = 1.3 * self.times[-1] if len(self.times) else 1.0
-        grids = [np.linspace(0, end, count)]
+        each = max(7, count // (1 + len(self.times)))
+        grids = [np.linspace(0, end, each)]
         for drop, time in zip(self.run.drops, self.times, strict=True):
             # An escape goes through its drop in a few c/g = (blow-up - switch).
             width = drop.blow_up - drop.switch if drop.escape else (end - time) / 20
             width = min(abs(width), time / 2)
-            grids.append(time + 8 * width * np.linspace(-1, 1, count))
+            grids.append(time + 8 * width * np.linspace(-1, 1, each))
         found = np.unique(np.concatenate(grids))
         return found[(found >= 0) & (found <= end)]
 
@@ -151,16 +152,22 @@ def drop_times(modes: Modes, run: AbstractRun) -> Float[np.ndarray, " n"]:
         return np.zeros(0)
     levels = float(modes.power) - np.concatenate([[0.0], np.cumsum(np.asarray(modes.drops, float))])
     middle = ((levels[:-1] + levels[1:]) / 2)[:count]
-    switches = np.asarray([drop.switch for drop in run.drops])
-    # Drop m is over before the next begins, or at the latest some time after its own switch.
-    low, high = np.zeros(count), switches + 1e-12
-    for _ in range(200):
-        late = run.loss(high) > middle
+    low, high = np.zeros(count), np.asarray([drop.switch for drop in run.drops])
+    over, under = np.full(count, levels[0]) - middle, run.loss(high) - middle
+    for _ in range(200):  # the middle comes shortly before or after the switch
+        late = under > 0
         if not late.any():
             break
+        low, over = np.where(late, high, low), np.where(late, under, over)
         high = np.where(late, high + np.maximum(0.01 * high, 1.0), high)
-    for _ in range(64):
-        centre = (low + high) / 2
-        above = run.loss(centre) > middle
-        low, high = np.where(above, centre, low), np.where(above, high, centre)
+        under = run.loss(high) - middle
+    # Bisection and false position in turn: the loss is flat almost everywhere.
+    for turn in range(120):
+        share = 0.5 if turn % 2 else np.clip(over / (over - under), 0.01, 0.99)
+        centre = low + share * (high - low)
+        excess = run.loss(centre) - middle
+        low, over = np.where(excess > 0, centre, low), np.where(excess > 0, excess, over)
+        high, under = np.where(excess > 0, high, centre), np.where(excess > 0, under, excess)
+        if np.all(high - low <= 1e-12 * high):
+            break
     return (low + high) / 2

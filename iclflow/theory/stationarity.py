@@ -118,30 +118,34 @@ def nearest_fixed_point(model: AbstractLinearModel, source: Task | Population | 
     best. Merged attention has the empty and the full S only; H·R pairs hold at most H·R modes.
     """
     modes = Modes.of(source)
-    m = function_weights(model)
-    seen = (modes.second @ modes.key_vectors).T @ m @ (modes.covariance @ modes.query_vectors)
+    m = np.asarray(function_weights(model))  # on the host: sizes of S are values here
+    second, covariance = np.asarray(modes.second), np.asarray(modes.covariance)
+    keys, queries = np.asarray(modes.key_vectors), np.asarray(modes.query_vectors)
+    seen = (second @ keys).T @ m @ (covariance @ queries)
     for group in modes.groups():
-        block = np.asarray(seen)[np.ix_(group, group)]
+        block = seen[np.ix_(group, group)]
         block = (block + block.T) / 2
         off = np.abs(block - np.diag(np.diagonal(block))).max(initial=0.0)
         if off > 1e-12 * np.abs(block).max(initial=0.0):
-            rotation = jnp.asarray(np.linalg.eigh(block)[1][:, ::-1].copy(), m.dtype)
-            modes = modes.rotated(group, rotation)
-            index = jnp.asarray(group, dtype=int)
-            seen = seen.at[:, index].set(seen[:, index] @ rotation)
-            seen = seen.at[index, :].set(rotation.T @ seen[index, :])
+            rotation = np.linalg.eigh(block)[1][:, ::-1].copy()
+            modes = modes.rotated(group, jnp.asarray(rotation))
+            index = list(group)
+            seen[:, index] = seen[:, index] @ rotation
+            seen[index, :] = rotation.T @ seen[index, :]
     sigma = np.asarray(modes.singular)
-    benefit = sigma * (2 * np.asarray(jnp.diagonal(seen)) - sigma)
+    benefit = sigma * (2 * np.diagonal(seen) - sigma)
     if isinstance(model, Merged | MLP):
-        chosen = range(modes.rank) if benefit.sum() > 0 else ()
+        chosen = list(range(modes.rank)) if benefit.sum() > 0 else []
     else:
-        chosen = np.argsort(-benefit, kind="stable")[: _capacity(model)]
-        chosen = [int(s) for s in chosen if benefit[s] > 0]
+        best = np.argsort(-benefit, kind="stable")[: _capacity(model)]
+        chosen = [int(s) for s in best if benefit[s] > 0]
     point = FixedPoint(modes, modes.members(chosen))
-    difference = m - point.weight
-    squared = jnp.sum(difference * (modes.second @ difference @ modes.covariance))
-    loss = modes.power + jnp.sum(m * (modes.second @ m @ modes.covariance - 2 * modes.cross))
-    return Nearest(point, jnp.sqrt(jnp.maximum(squared, 0.0)), loss - point.loss)
+    change = m - np.asarray(point.weight)
+    squared = max(float(np.sum(change * (second @ change @ covariance))), 0.0)
+    curved = second @ m @ covariance - 2 * np.asarray(modes.cross)
+    gap = float(modes.power) + float(np.sum(m * curved)) - float(point.loss)
+    dtype = modes.covariance.dtype
+    return Nearest(point, jnp.asarray(squared**0.5, dtype), jnp.asarray(gap, dtype))
 
 
 def _capacity(model: AbstractLinearModel) -> int | None:

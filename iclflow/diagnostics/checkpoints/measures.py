@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -75,10 +74,10 @@ def measure_heads(
 
 
 def _measure(matrix: FactoredMatrix, plan: Plan) -> tuple[dict[str, Array], Array]:
-    _, values, vt = matrix.svd()
+    values, basis = matrix.right_svd(min(plan.rank, *matrix.left.shape, matrix.right.shape[1]))
     found = spectral_measures(values, plan)
     found |= {name: function(matrix) for name, function in plan.extra}
-    return found, vt[: min(plan.rank, values.shape[0])]
+    return found, basis
 
 
 def spectral_measures(values: Float[Array, " k"], plan: Plan) -> dict[str, Float[Array, ""]]:
@@ -94,24 +93,40 @@ def spectral_measures(values: Float[Array, " k"], plan: Plan) -> dict[str, Float
 
 
 @eqx.filter_jit
-def compare_heads(
-    heads: FactoredMatrix, bases: Float[Array, "H k n"], reference: FactoredMatrix, plan: Plan
-) -> tuple[dict[str, Float[Array, " H"]], Float[Array, "H r"] | None]:
-    """Measures of each head against its reference, and the strengths of the reference's modes."""
+def leading_bases(heads: FactoredMatrix, plan: Plan) -> Float[Array, "H k n"]:
+    """The top-k right singular vectors of each head."""
+    return jax.vmap(lambda matrix: _measure(matrix, plan)[1])(heads)
 
-    def one(matrix: FactoredMatrix, basis: Array, other: FactoredMatrix) -> tuple[dict, Any]:
-        u, _, vt = other.svd()
-        goal = vt[: basis.shape[0]]
-        kept = {
+
+@eqx.filter_jit
+def compare_heads(
+    bases: Float[Array, "H k n"],
+    goals: Float[Array, "H k n"],
+    reference: FactoredMatrix,
+    plan: Plan,
+) -> dict[str, Float[Array, " H"]]:
+    """Measures of each head, given by its top-k basis, against its reference."""
+
+    def one(basis: Array, goal: Array, other: FactoredMatrix) -> dict[str, Array]:
+        known = {
             "subspace_distance": lambda: subspace.unexplained(other, basis),
             "projector_distance": lambda: subspace.projector_distance(basis, goal),
             "largest_angle": lambda: subspace.principal_angles(basis, goal)[0],
         }
-        found = {name: kept[name]() for name in plan.measures if name in kept}
-        tracked = "tracked_effective_rank" in plan.measures
-        return found, spectrum.mode_strengths(matrix, u, vt.T) if tracked else None
+        return {name: known[name]() for name in plan.measures if name in known}
 
-    return jax.vmap(one)(heads, bases, reference)
+    return jax.vmap(one)(bases, goals, reference)
+
+
+@jax.jit
+def track_heads(heads: FactoredMatrix, reference: FactoredMatrix) -> Float[Array, "H r"]:
+    """Strengths in each head of the singular modes of its reference."""
+
+    def one(matrix: FactoredMatrix, other: FactoredMatrix) -> Array:
+        u, _, vt = other.svd()
+        return spectrum.mode_strengths(matrix, u, vt.T)
+
+    return jax.vmap(one)(heads, reference)
 
 
 @jax.jit
@@ -130,6 +145,7 @@ class Table:
         self.rows: list[dict[str, np.ndarray]] = []
         self.strengths: list[np.ndarray] = []
         self.previous: dict[tuple[str, int], Array] = {}
+        self.goals: dict[tuple[str, int], Array] = {}
 
     def add(
         self, step: int, source: AbstractSource, reference: AbstractSource | None = None
@@ -150,12 +166,9 @@ class Table:
                 found, bases = measure_heads(circuits[circuit], self.plan)
                 if goals:
                     self._same_shape(step, source, layer, circuits[circuit], goals[circuit])
-                    other, strength = compare_heads(
-                        circuits[circuit], bases, goals[circuit], self.plan
-                    )
-                    found |= other
-                    if strength is not None:
-                        strengths[i, j] = np.asarray(strength)
+                    found |= self._compare(bases, goals[circuit], circuit, layer)
+                    if "tracked_effective_rank" in self.plan.measures:
+                        strengths[i, j] = np.asarray(track_heads(circuits[circuit], goals[circuit]))
                 if "step_distance" in self.plan.measures:
                     before = self.previous.get((circuit, layer))
                     if before is not None:
@@ -172,6 +185,14 @@ class Table:
                     [np.stack([strengths[i, j] for j in range(shape[1])]) for i in range(shape[0])]
                 )
             )
+
+    def _compare(
+        self, bases: Array, reference: FactoredMatrix, circuit: str, layer: int
+    ) -> dict[str, Array]:
+        """Distances to the reference, whose bases (small) are kept from one step to the next."""
+        if (circuit, layer) not in self.goals:
+            self.goals[circuit, layer] = leading_bases(reference, self.plan)
+        return compare_heads(bases, self.goals[circuit, layer], reference, self.plan)
 
     def _same_shape(
         self,

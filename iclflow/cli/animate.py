@@ -1,0 +1,87 @@
+"""A video of the weights over training, from a run that recorded them.
+
+The loss with a moving marker, the keys and queries of the heads as they turn onto the
+eigenvectors of the inputs, and the effective weights of the layer. Time passes evenly.
+"""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from iclflow.cli.console import positive_float, positive_int, print_json, progress
+
+EXAMPLES = """examples:
+  iclflow simulate --heads 5 --init 0.07 --steps 20001 --record loss,weights --save linear:300 \\
+      --out run.nc
+  iclflow animate run.nc                           # run.mp4; run.gif where there is no ffmpeg
+  iclflow animate run.nc --out film.gif --seconds 6 --fps 15
+
+MP4 needs ffmpeg: the system's, or the extra iclflow[video].
+"""
+_GIF_FPS, _MP4_FPS = 15, 30
+_GIF_DPI, _MP4_DPI = 100, 160
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The run, and the film."""
+    parser.add_argument("run", type=Path, metavar="RUN.nc", help="a run that recorded weights")
+    parser.add_argument("--out", type=Path, metavar="FILE", help=".mp4 or .gif (beside the run)")
+    parser.add_argument("--seed", type=int, help="which run, where the file has several")
+    parser.add_argument("--seconds", type=positive_float, default=10.0, help="length (10)")
+    parser.add_argument("--fps", type=positive_int, help=f"{_MP4_FPS}; {_GIF_FPS} for a GIF")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw the film and say what it shows."""
+    from iclflow.plots.weights import weights_film
+    from iclflow.report import film
+    from iclflow.store import load
+
+    began = time.perf_counter()
+    out = args.out or args.run.with_suffix(".mp4" if film.ffmpeg() else ".gif")
+    check(out)
+    runs = load(args.run)
+    try:
+        scene = film.scene(runs, args.seed)
+    except ValueError as error:
+        raise ValueError(f"{args.run}: {error}") from None
+    gif = out.suffix.lower() == ".gif"
+    fps = args.fps or (_GIF_FPS if gif else _MP4_FPS)
+    indices = film.frame_indices(scene["time"].values, max(2, round(args.seconds * fps)))
+    figure, update = weights_film(scene, dpi=_GIF_DPI if gif else _MP4_DPI)
+    with progress("drawing", quiet=args.json) as report:
+        film.shoot(figure, update, indices, out, fps=fps, progress=report)
+    found = {
+        "out": str(out),
+        "frames": len(indices),
+        "fps": fps,
+        "recorded_points": len(set(indices.tolist())),
+        "basis": scene.attrs["basis"],
+        "seconds": round(time.perf_counter() - began, 3),
+    }
+    if args.json:
+        print_json(found)
+    else:
+        show(found)
+    return 0
+
+
+def check(out: Path) -> None:
+    """Raise `ValueError` unless `out` can be a film."""
+    if out.suffix.lower() not in (".mp4", ".gif"):
+        raise ValueError(f"cannot write {out.name!r}: the ending must be .mp4 or .gif")
+    if not out.parent.is_dir():
+        raise ValueError(f"the folder {out.parent} does not exist; create it first")
+
+
+def show(found: dict[str, Any]) -> None:
+    """What was written, on stdout."""
+    print(f"wrote {found['out']}: {found['frames']} frames at {found['fps']} a second")
+    print(f"weights in the {found['basis']}; {found['seconds']:.1f} s")
+    if found["recorded_points"] < found["frames"] / 2:
+        print(
+            f"only {found['recorded_points']} recorded points fall on these frames; "
+            "for a smoother film, simulate with --save linear:300"
+        )

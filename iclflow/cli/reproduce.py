@@ -1,0 +1,147 @@
+"""Reproduce the figures of a paper, with a scorecard of its claims, as one page.
+
+Writes index.html, scorecard.json, figures (PDF, PNG) and data (NetCDF) into a folder. Data that
+are finished there are reused. A figure that fails does not stop the others (exit code 1); a
+claim that does not hold is a result.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from iclflow.cli.console import positive_int, print_json
+from iclflow.report.figures import FIGURES
+
+EXAMPLES = f"""figures:
+  {" ".join(FIGURES)}
+
+examples:
+  iclflow reproduce                      # everything, at paper scale, into report/index.html
+  iclflow reproduce fig3 fig7 --out /tmp/staircase
+  iclflow reproduce all --quick          # smaller everywhere, to see that it works
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The figures, and where they go."""
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help="names, or all (default)")
+    parser.add_argument("--out", type=Path, default=Path("report"), metavar="DIR")
+    parser.add_argument("--quick", action="store_true", help="smaller: fewer sequences and seeds")
+    parser.add_argument(
+        "--jobs", type=positive_int, default=2, help="experiments at the same time (default 2)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build the report and say what became of it."""
+    from iclflow.report.figures import choose
+
+    figures = choose(args.figures)
+    from iclflow.report.build import build  # after the names are known to be right: it is slow
+
+    jobs = min(args.jobs, os.cpu_count() or 1)
+    try:
+        with watching([figure.name for figure in figures], quiet=args.json) as watch:
+            report = build(figures, args.out, quick=args.quick, jobs=jobs, watch=watch)
+    except KeyboardInterrupt:
+        print(
+            f"iclflow: interrupted; finished data are kept in {args.out} and will be reused",
+            file=sys.stderr,
+        )
+        return 130
+    if args.json:
+        print_json(summary(report))
+    else:
+        show(summary(report))
+    return 1 if report.failed else 0
+
+
+def summary(report: Any) -> dict[str, Any]:
+    """The report in numbers, ready for JSON."""
+    holds = [row["holds"] for row in report.rows]
+    return {
+        "index": str(report.index),
+        "scorecard": str(report.out / "scorecard.json"),
+        "quick": report.quick,
+        "seconds": round(report.seconds, 3),
+        "claims": len(holds),
+        "claims_that_hold": sum(holds),
+        "figures": [
+            {
+                "name": name,
+                "status": found.status,
+                "computing_seconds": round(found.computing, 3),
+                "drawing_seconds": round(found.drawing, 3),
+                "claims": len(found.claims),
+                "claims_that_hold": sum(claim.holds for claim in found.claims),
+                "error": found.error or None,
+            }
+            for name, found in report.outcomes.items()
+        ],
+        "does_not_hold": [row["id"] for row in report.rows if not row["holds"]],
+    }
+
+
+@contextmanager
+def watching(names: list[str], *, quiet: bool) -> Iterator[Callable[..., None]]:
+    """A bar for every figure on stderr; a line for every finished one where there is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    terminal = sys.stderr.isatty() and not quiet
+    bar = Progress(
+        TextColumn("{task.description:<10}"),
+        BarColumn(),
+        TextColumn("{task.fields[state]}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        disable=not terminal,
+    )
+    with bar:
+        tasks = {name: bar.add_task(name, total=1.0, start=False, state="") for name in names}
+
+        def watch(name: str, done: float, found: Any) -> None:
+            if not bar.tasks[tasks[name]].started:
+                bar.start_task(tasks[name])
+            state = "computing" if found is None else found.status
+            bar.update(tasks[name], completed=done, state=state)
+            if found is not None:
+                bar.stop_task(tasks[name])
+                if not terminal and not quiet:
+                    took = f"{found.computing:.1f} s computing, {found.drawing:.1f} s drawing"
+                    print(f"{name}: {found.status} ({found.error or took})", file=sys.stderr)
+
+        yield watch
+
+
+def show(found: dict[str, Any]) -> None:
+    """The summary as a table on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table("figure", "data", "computing", "drawing", "claims that hold")
+    for row in found["figures"]:
+        table.add_row(
+            row["name"],
+            row["status"],
+            f"{row['computing_seconds']:.1f} s",
+            f"{row['drawing_seconds']:.1f} s",
+            f"{row['claims_that_hold']} of {row['claims']}" if row["claims"] else "",
+        )
+    console.print(table)
+    for row in found["figures"]:
+        if row["error"]:
+            console.print(f"{row['name']} failed: {row['error']}", markup=False)
+    reused = sum(row["status"] == "reused" for row in found["figures"])
+    if reused:
+        console.print(f"{reused} of {len(found['figures'])} figures reuse finished data")
+    if found["does_not_hold"]:
+        console.print(f"does not hold: {', '.join(found['does_not_hold'])}", markup=False)
+    console.print(f"{found['claims_that_hold']} of {found['claims']} claims hold")
+    console.print(f"wrote {found['index']} in {found['seconds']:.1f} s", markup=False)

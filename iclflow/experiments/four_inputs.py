@@ -1,0 +1,79 @@
+"""The data that Figs 1, 3, 6 and 7 share: D = 4, λ = .4 .3 .2 .1, N = 31 pairs, P = 80,000.
+
+The paper's first version counts 32 tokens, the query included; its formulas, its second version
+and this page count the 31 labelled pairs. As in the published code the inputs are centred over
+the sample and the task vectors whitened.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from iclflow.losses import Moments
+from iclflow.models import Merged
+from iclflow.task import Task
+from iclflow.theory.algorithms import LinearPredictor
+
+SPECTRUM = (0.4, 0.3, 0.2, 0.1)
+CONTEXT = 31
+SEQUENCES = 80_000
+SEEDS = 6
+QUICK_SEQUENCES = 8_000  # the quick form: fewer sequences, everything else as in the paper
+ROTATION_KEY, DATA_KEY = 2, 1
+
+
+@functools.cache
+def four_input_task() -> Task:
+    """The task, its eigenvectors a fixed random rotation."""
+    return Task(SPECTRUM, CONTEXT, rotation=jax.random.key(ROTATION_KEY))
+
+
+@functools.cache
+def four_input_moments(quick: bool) -> Moments:
+    """The moments of one training set, all blocks; sampled once a process."""
+    sequences = QUICK_SEQUENCES if quick else SEQUENCES
+    return Moments.sample(four_input_task(), sequences, jax.random.key(DATA_KEY), matched=True)
+
+
+def correlations(loss: Moments) -> tuple[np.ndarray, np.ndarray]:
+    """E[y z] (D²) and E[z zᵀ] (D² x D²) of a training set, z = vec(β x_qᵀ) (41)(42).
+
+    In the order in which `Merged.merged` is flattened: row (key side), then column.
+    """
+    size = four_input_task().size
+
+    def of_weights(flat: jax.Array) -> jax.Array:
+        return loss(LinearPredictor(flat.reshape(1, 1, size, size)))
+
+    zero = jnp.zeros(size * size)
+    gradient, curvature = jax.jit(lambda w: (jax.grad(of_weights)(w), jax.hessian(of_weights)(w)))(
+        zero
+    )
+    return np.asarray(-gradient / 2), np.asarray(curvature / 2)
+
+
+def label_deviation(sequences: int) -> float:
+    """The standard error of the mean of P squared labels, y = wᵀx: Var y² = 3 (1 + 2 tr Λ²) - 1.
+
+    It is the sampling error of the first plateau; those of the later ones are smaller.
+    """
+    square = sum(value**2 for value in SPECTRUM)
+    return float(np.sqrt((3 * (1 + 2 * square) - 1) / sequences))
+
+
+def regression_deviation(sequences: int, features: int, residual: float, explained: float) -> float:
+    """Relative error of a least-squares predictor from P sequences: sqrt(F L*/(P explained))."""
+    return float(np.sqrt(features * residual / (sequences * explained)))
+
+
+def parallel_cosines(heads: np.ndarray) -> np.ndarray:
+    """|cos| between every two heads' matrices, [..., H, D²] -> [..., H, H]."""
+    unit = heads / np.linalg.norm(heads, axis=-1, keepdims=True)
+    return np.abs(np.einsum("...hf,...gf->...hg", unit, unit))
+
+
+def reduced_matrix(model: Merged) -> np.ndarray:
+    """Σ vᵢ Uᵢ."""
+    return np.asarray(model.reduced_weights()[0, 0])

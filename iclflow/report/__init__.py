@@ -1,0 +1,6 @@
+"""The report: figures and the scorecard of claims, as one page."""
+
+from iclflow.report.build import Outcome, Report, build
+from iclflow.report.figures import FIGURES, Figure, choose
+
+__all__ = ["FIGURES", "Figure", "Outcome", "Report", "build", "choose"]

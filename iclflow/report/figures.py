@@ -1,0 +1,198 @@
+"""The table of figures: name -> experiment, claims, drawing and words. Imports no science."""
+
+import dataclasses
+import difflib
+from collections.abc import Sequence
+
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where data come from: a function of an experiment's module. Figures may share one."""
+
+    module: str
+    compute: str = "compute"
+
+    @property
+    def name(self) -> str:
+        """A name for files."""
+        last = self.module.rpartition(".")[2]
+        return last if self.compute == "compute" else f"{last}-{self.compute}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """One figure of the report.
+
+    `draw` is `module:function`, Dataset -> matplotlib figure; `claims` a function of the
+    experiment's module, None where another figure of the same data has them.
+    """
+
+    name: str
+    label: str  # as the paper calls it
+    title: str
+    source: Source
+    draw: str
+    caption: str
+    alt: str
+    claims: str | None = "claims"
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """What the published code needs for a figure: measured per epoch on 2 CPU cores, in seconds."""
+
+    label: str
+    figures: tuple[str, ...]
+    seconds: float
+
+
+PUBLISHED = (
+    Published("Fig. 1", ("fig1",), 26 * MINUTE),
+    Published("Fig. 3a", ("fig3",), 2.9 * DAY),
+    Published("Fig. 4", ("fig4",), 66 * DAY),
+    Published("Fig. 9", ("fig9",), 73 * DAY),
+    Published("Figs 5 and 10", ("fig5", "fig10"), 3.4 * HOUR),
+)
+
+
+def _figure(
+    name: str, label: str, title: str, experiment: str, draw: str, caption: str, alt: str,
+    *, compute: str = "compute", claims: str | None = "claims",
+) -> Figure:  # fmt: skip
+    source = Source(f"iclflow.experiments.{experiment}", compute)
+    words = (" ".join(text.split()) for text in (caption, alt))
+    return Figure(name, label, title, source, f"iclflow.plots.{draw}", *words, claims)
+
+
+_ALL = (
+    _figure(
+        "fig1", "Figure 1", "One abrupt drop, and the network it is",
+        "abrupt_drop", "abrupt_drop:abrupt_drop_figure",
+        """Linear attention with merged key and query, started from almost nothing, sits on one
+        plateau and then learns least squares in context in one drop. A two-layer linear network on
+        the cubic features z = vec(β x_qᵀ), started from the same weights, has the same loss at every
+        step.""",
+        """Diagram of merged linear attention and of the two-layer network, beside their loss over
+        training: a flat plateau, one sharp drop, and a low second plateau; the two curves coincide
+        and theory is dashed on top.""",
+    ),
+    _figure(
+        "fig2", "Figure 2", "Rank-one attention as a sum of convolutional networks",
+        "schematics", "schematics:schematics_figure",
+        """A rank-one head with separate key and query is a three-layer linear network on z: a
+        convolution with the key as its kernel and stride D, then the query, then the value. A layer
+        with H heads is the sum of H such networks.""",
+        """Diagram: a prompt matrix goes through one attention head, and the cubic features z go
+        through a convolution, a linear layer and a scalar weight to the same prediction.""",
+        claims=None,
+    ),
+    _figure(
+        "fig3", "Figure 3", "Saddle to saddle: D drops, one principal component each",
+        "saddle_to_saddle", "saddle_to_saddle:saddle_to_saddle_figure",
+        """With separate key and query of rank one, training visits D saddles. Each drop adds one
+        eigenvector of the input covariance, largest eigenvalue first; on the plateaus the loss is
+        L(M_m) (24) and the layer does principal component regression with m components (27). (a) Six
+        initialisations; (b) value weights against the scalar equation (26); (c) key weights on each
+        plateau beside the eigenvectors.""",
+        """Three panels. Left: the loss of six runs descends in four steps, each at a dashed level.
+        Middle: value weights of the heads grow one after another along dashed theory curves. Right:
+        heatmaps of key weights on each plateau beside the eigenvectors they match.""",
+    ),
+    _figure(
+        "fig4", "Figure 4", "Key and query of rank R: plateaus at every R-th level",
+        "low_rank", "low_rank:fig4",
+        """Eight input dimensions with eigenvalues proportional to 1/d, ranks 1, 2, 4 and 8, six
+        initialisations each. A value weight that has grown serves all R components of its head, so
+        the long plateaus are those at L(M_m) with m = 0, R, 2R, …, and rank D has one drop like the
+        merged model.""",
+        """Four panels of loss curves, for ranks 1, 2, 4 and 8: the higher the rank, the fewer the
+        long plateaus; dashed lines mark the levels.""",
+    ),
+    _figure(
+        "fig5", "Figure 5", "In weight first, then in context",
+        "in_weight", "in_weight:fig5",
+        """A share of the training sequences has one fixed task vector. The layer first learns this
+        task in its weights, and later to read any task from the context. Left: training loss and two
+        test losses with 60% of the sequences fixed. Right: training loss by portion.""",
+        """Left: three losses over training; the in-weight test loss falls first, the in-context
+        test loss later. Right: training loss for six portions of fixed sequences.""",
+    ),
+    _figure(
+        "fig6", "Figure 6", "Early and late alignment of the merged weights",
+        "alignment", "alignment:alignment_figure",
+        """On the plateau every head turns to E[y zᵀ]; at convergence it has turned to
+        E[y zᵀ] E[z zᵀ]⁻¹. Weights of attention and of the network beside the data statistics that
+        predict them.""",
+        """Heatmaps in two rows, plateau and convergence: weights of the attention heads, of the
+        network's hidden units, and the matrix of data statistics that predicts both.""",
+    ),
+    _figure(
+        "fig7", "Figure 7", "When each plateau begins and ends",
+        "saddle_to_saddle", "saddle_to_saddle:plateau_times_figure",
+        """The runs of Figure 3 with the times t₁ … t_D at which a new value weight takes over, and the
+        lengths of the plateaus as the theory gives them.""",
+        """Loss and value weights of one run over training with vertical marks at four times, one
+        at each drop.""",
+        claims=None,
+    ),
+    _figure(
+        "fig8", "Figure 8", "Value weights at higher rank",
+        "low_rank", "low_rank:fig8",
+        """Four input dimensions, ranks 2, 3 and 4: one value weight grows for each group of R
+        eigenvectors, and the loss has its long plateaus between groups.""",
+        """Panels of loss and of value weights over training, for ranks 2, 3 and 4.""",
+    ),
+    _figure(
+        "fig9", "Figure 9", "The other ranks",
+        "low_rank", "low_rank:fig9",
+        """As Figure 4, for ranks 3, 5, 6 and 7.""",
+        """Four panels of loss curves, for ranks 3, 5, 6 and 7, with dashed levels.""",
+    ),
+    _figure(
+        "fig10", "Figure 10", "Every portion of fixed sequences",
+        "in_weight", "in_weight:fig10",
+        """Training loss, in-context and in-weight test loss for six portions of fixed sequences, from
+        none to all.""",
+        """Six panels, one a portion, with three loss curves each.""",
+    ),
+    _figure(
+        "v2-softmax", "Softmax", "The same drops with softmax attention",
+        "softmax_drops", "softmax_drops:softmax_figure",
+        """The set-ups of Figures 1 and 3 with softmax attention: merged key and query still learn in
+        one drop, separate ones in several.""",
+        """Two panels of loss over training for softmax attention: one drop for merged key and
+        query, several for separate ones.""",
+    ),
+    _figure(
+        "v2-init", "Init scale", "The scale of the initial weights",
+        "init_scale", "init_scale:init_scale_figure",
+        """From 10⁻⁶ to large: smaller initial weights make every plateau longer, large ones leave
+        none, and the loss decays exponentially instead.""",
+        """Loss over training for many scales of the initial weights, for merged and for separate
+        key and query: the smaller the scale, the later the drops.""",
+    ),
+    _figure(
+        "v2-length", "Varying length", "Contexts of varying length",
+        "varying_length", "varying_length:varying_length_figure",
+        """The loss averaged over context lengths: training shows the same drops, at levels that follow
+        from the average of 1/n.""",
+        """Loss over training with varying context length, in the same steps, with dashed
+        levels.""",
+    ),
+)  # fmt: skip
+
+FIGURES: dict[str, Figure] = {figure.name: figure for figure in _ALL}
+
+
+def choose(names: Sequence[str]) -> list[Figure]:
+    """Figures by name in the table's order; `all`, or no name, is all of them."""
+    for name in names:
+        if name != "all" and name not in FIGURES:
+            near = difflib.get_close_matches(name, FIGURES, n=1, cutoff=0.3)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"unknown figure {name!r}; there are {', '.join(FIGURES)}, all{hint}")
+    if not names or "all" in names:
+        return list(FIGURES.values())
+    return [figure for name, figure in FIGURES.items() if name in names]

@@ -1,0 +1,55 @@
+"""The folder a report is written into: nothing in it that is not ours is ever replaced."""
+
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+_MAKER = "iclflow reproduce"
+
+
+def prepare(out: Path, files: Sequence[str]) -> None:
+    """Make the folder and claim `files` (paths inside it), or raise `FileExistsError`.
+
+    What an earlier report wrote is listed in the manifest and may be replaced; any other file of
+    the same name is somebody's and stops us before work begins. Other files are left alone.
+    """
+    if out.exists() and not out.is_dir():
+        raise FileExistsError(f"{out} is a file; --out needs a folder")
+    ours = _ours(out)
+    for name in (*files, MANIFEST):
+        path = out / name
+        if path.exists() and (name not in ours or not path.is_file()):
+            raise FileExistsError(
+                f"{path} was not written by an earlier report; move it away or choose another --out"
+            )
+    out.mkdir(parents=True, exist_ok=True)
+    for name in files:
+        (out / name).parent.mkdir(exist_ok=True)
+    # Written before any of the files, so that a run that is killed leaves none unclaimed.
+    manifest = {"made_by": _MAKER, "files": sorted(ours.union(files))}
+    write_text(out / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+
+
+def _ours(out: Path) -> set[str]:
+    """The files that earlier reports wrote."""
+    try:
+        found = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+        if found["made_by"] != _MAKER:
+            return set()
+        return {MANIFEST, *(str(name) for name in found["files"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a text file whole or not at all."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,171 @@
+"""One experiment of a report: its data, reused where finished, its claims and its figures."""
+
+import dataclasses
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import secrets
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+
+import iclflow
+from iclflow.dataset import content_key
+from iclflow.experiments.base import Claim, Progress
+from iclflow.plots.style import save_figure
+from iclflow.report.figures import Figure, Source
+from iclflow.store import load, save
+
+_SHOWS = ("cli", "explorer", "plots", "report")  # parts of the package that data do not depend on
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of one figure.
+
+    `computing` is the time its data took, in an earlier run if they were `reused`; figures drawn
+    from the same data have the same.
+    """
+
+    name: str
+    status: str  # computed, reused or failed
+    computing: float = 0.0
+    drawing: float = 0.0
+    claims: tuple[Claim, ...] = ()
+    attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    error: str = ""
+
+
+def make(
+    figures: Sequence[Figure], out: Path, quick: bool, progress: Progress | None = None
+) -> list[Outcome]:
+    """The figures of one experiment: data, claims, PDF and PNG. A failure is an outcome."""
+    source = figures[0].source
+    try:
+        data, reused = _data(source, out, quick, progress)
+    except Exception as error:
+        return [Outcome(figure.name, "failed", error=reason(error)) for figure in figures]
+    return [_draw(figure, data, "reused" if reused else "computed", out) for figure in figures]
+
+
+def data_file(source: Source, quick: bool) -> str:
+    """Where the data of an experiment go; quick data never replace those at paper scale."""
+    return f"data/{source.name}{'-quick' if quick else ''}.nc"
+
+
+def data_key(source: Source, quick: bool) -> str:
+    """The content key of an experiment's data: which, at what scale, by which code."""
+    found = importlib.util.find_spec(source.module)
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(f"there is no experiment {source.module}")
+    code = hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
+    return content_key(
+        {"experiment": source.name, "quick": quick, "code": code, "science": science()}
+    )
+
+
+@cache
+def science() -> str:
+    """A hash of all code that data may depend on: a correction anywhere makes them anew."""
+    digest, root = hashlib.sha256(), Path(iclflow.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root)
+        if name.parts[0] not in _SHOWS:
+            digest.update(f"{name.as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _data(
+    source: Source, out: Path, quick: bool, progress: Progress | None
+) -> tuple[xr.Dataset, bool]:
+    """The data of an experiment, and whether they were finished on disk."""
+    path, key = out / data_file(source, quick), data_key(source, quick)
+    if path.exists():
+        try:
+            found = load(path)
+            if found.attrs.get("content_key") == key:
+                return found, True
+        except ValueError:
+            pass  # unreadable: made again
+    began = time.perf_counter()
+    compute = getattr(importlib.import_module(source.module), source.compute)
+    with _whole():
+        data: xr.Dataset = compute(quick=quick, progress=progress)
+    extra = {"content_key": key, "compute_seconds": time.perf_counter() - began}
+    data = data.assign_attrs({k: _storable(v) for k, v in {**data.attrs, **extra}.items()})
+    partial = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.nc")
+    try:
+        os.replace(save(data, partial), path)
+    finally:
+        partial.unlink(missing_ok=True)
+    # Read back, so that a first run and one that reuses its data draw the same.
+    return load(path), False
+
+
+def _draw(figure: Figure, data: xr.Dataset, status: str, out: Path) -> Outcome:
+    """Claims and drawing of one figure."""
+    began, claims = time.perf_counter(), ()
+    error = ""
+    try:
+        if figure.claims is not None:
+            settle = getattr(importlib.import_module(figure.source.module), figure.claims)
+            claims = tuple(settle(data))
+        module, _, function = figure.draw.partition(":")
+        drawn = getattr(importlib.import_module(module), function)(data)
+        for kind in ("pdf", "png"):
+            save_figure(drawn, out / "figures" / f"{figure.name}.{kind}")
+    except Exception as failure:
+        status, error = "failed", reason(failure)
+    return Outcome(
+        figure.name,
+        status,
+        computing=float(data.attrs["compute_seconds"]),
+        drawing=time.perf_counter() - began,
+        claims=claims,
+        attributes=dict(data.attrs),
+        error=error,
+    )
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` after Ctrl-C even if a sweep caught it and returned a part."""
+    seen = []
+
+    def mark(number: int, frame: Any) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(signal.SIGINT, mark)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if seen:
+        raise KeyboardInterrupt
+
+
+def _storable(value: Any) -> Any:
+    """An attribute as NetCDF takes it."""
+    return json.dumps(value) if value is None or isinstance(value, bool | dict) else value
+
+
+def reason(error: Exception) -> str:
+    """What went wrong and where, in one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"

@@ -1,0 +1,191 @@
+"""The page: everything inline, so that one file can be sent."""
+
+import base64
+import json
+import os
+import platform
+import struct
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+import iclflow
+from iclflow.report.figures import FIGURES, PUBLISHED, Figure
+from iclflow.report.folder import write_text
+from iclflow.report.making import Outcome, data_file
+
+if TYPE_CHECKING:
+    from iclflow.report.build import Report
+
+# Attributes of a Dataset that are provenance, not settings.
+_PROVENANCE = {
+    "content_key", "compute_seconds", "iclflow_version", "jax_version", "device", "python",
+    "Conventions", "settings",
+}  # fmt: skip
+
+
+def write(report: "Report", figures: Sequence[Figure]) -> Path:
+    """Render the report into its index.html."""
+    return write_text(report.index, render(report, figures))
+
+
+def render(report: "Report", figures: Sequence[Figure]) -> str:
+    """The page as HTML."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("iclflow.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"duration": duration, "number": number, "factor": factor}
+    rows, outcomes, today = report.rows, report.outcomes, datetime.now()
+    sources = {figure.source: outcomes[figure.name] for figure in figures}
+    return environment.get_template("report.html.j2").render(
+        figures=[_figure(figure, report) for figure in figures],
+        rows=rows,
+        misses=[row for row in rows if not row["holds"]],
+        labels={figure.name: figure.label for figure in figures},
+        failed=report.failed,
+        quick=report.quick,
+        seconds=report.seconds,
+        computing=sum(found.computing for found in sources.values()),
+        reused=sum(found.status == "reused" for found in outcomes.values()),
+        comparisons=comparisons(figures, outcomes) if not report.quick else [],
+        machine=machine(),
+        versions=_versions(outcomes.values()),
+        date=f"{today.day} {today:%B %Y}",
+        command=command(figures, report.quick),
+    )
+
+
+def command(figures: Sequence[Figure], quick: bool) -> str:
+    """What makes these figures on the command line."""
+    names = [figure.name for figure in figures]
+    what = "all" if names == list(FIGURES) else " ".join(names)
+    return f"iclflow reproduce {what}{' --quick' if quick else ''}"
+
+
+def _figure(figure: Figure, report: "Report") -> dict[str, Any]:
+    """What the page says of one figure."""
+    found = report.outcomes[figure.name]
+    picture = report.out / "figures" / f"{figure.name}.png"
+    image = None if found.status == "failed" else picture.read_bytes()
+    return {
+        "name": figure.name,
+        "label": figure.label,
+        "title": figure.title,
+        "caption": figure.caption,
+        "alt": figure.alt,
+        "found": found,
+        "image": "" if image is None else base64.b64encode(image).decode(),
+        "size": (1, 1) if image is None else png_size(image),
+        "settings": settings(found.attributes),
+        "command": command([figure], report.quick),
+        "data": data_file(figure.source, report.quick),
+        "rows": [row for row in report.rows if row["figure"] == figure.name],
+    }
+
+
+def comparisons(figures: Sequence[Figure], outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
+    """Our time and the published code's, for the figures where both are known."""
+    source = {figure.name: figure.source for figure in figures}
+    found = []
+    for entry in PUBLISHED:
+        made = [name for name in entry.figures if name in source]
+        if made != list(entry.figures) or any(outcomes[n].status == "failed" for n in made):
+            continue
+        ours = sum({source[name]: outcomes[name].computing for name in made}.values())
+        ours += sum(outcomes[name].drawing for name in made)
+        found.append({"label": entry.label, "published": entry.seconds, "ours": ours})
+    return found
+
+
+def settings(attributes: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The settings among a Dataset's attributes, as words."""
+    found: dict[str, Any] = {}
+    try:
+        inner = json.loads(str(attributes.get("settings", "{}")))
+    except ValueError:
+        inner = attributes["settings"]
+    if isinstance(inner, Mapping):
+        found |= inner
+    elif inner is not None:
+        found["settings"] = inner
+    found |= {k: v for k, v in attributes.items() if k not in _PROVENANCE}
+    return [(str(k).replace("_", " "), _words(v)) for k, v in found.items() if v is not None]
+
+
+def _words(value: Any) -> str:
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return "; ".join(f"{k} {_words(v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(_words(v) for v in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and abs(value) >= 10_000:
+        return f"{value:,}"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def png_size(image: bytes) -> tuple[int, int]:
+    """Width and height of a PNG in pixels."""
+    width, height = struct.unpack(">II", image[16:24])
+    return width, height
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit a reader would use."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    if seconds < 3600:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    if seconds < 86400:
+        return f"{seconds / 3600:.2g} hours"
+    return f"{seconds / 86400:.2g} days" if seconds < 99.5 * 86400 else f"{seconds / 86400:.0f} days"
+
+
+def factor(ratio: float) -> str:
+    """How many times faster, to two digits."""
+    if ratio < 1:
+        return f"{ratio:.2g}"
+    return f"{float(f'{ratio:.2g}'):,.0f}" if ratio >= 10 else f"{ratio:.2g}"
+
+
+def number(value: Any) -> str:
+    """A number to four digits with a real exponent; words as they are."""
+    if value is None:
+        return "not a number"
+    if isinstance(value, str):
+        return value
+    text = f"{value:.4g}"
+    mantissa, e, exponent = text.partition("e")
+    if not e:
+        return text.replace("-", "\N{MINUS SIGN}")
+    digits = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    head = "" if mantissa == "1" else f"{mantissa} × ".replace("-", "\N{MINUS SIGN}")
+    return f"{head}10{digits}"
+
+
+def machine() -> str:
+    """The machine in words."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if "model name" in line)
+    except (OSError, StopIteration):
+        pass
+    return f"{cores} core{'s' if cores != 1 else ''} of {name}"
+
+
+def _versions(outcomes: Any) -> str:
+    jax = next((found.attributes.get("jax_version") for found in outcomes if found.attributes), "")
+    made = f"iclflow {iclflow.__version__}, Python {platform.python_version()}"
+    return f"{made}, JAX {jax}" if jax else made

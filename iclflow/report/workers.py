@@ -1,0 +1,119 @@
+"""Experiments spread over processes; one that dies is a failed figure, not a failed report."""
+
+import multiprocessing
+import multiprocessing.connection
+import signal
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from iclflow.report.figures import Figure
+from iclflow.report.making import Outcome, make
+
+Watch = Callable[[str, float, Outcome | None], None]  # (figure, fraction done, its outcome)
+Work = Sequence[Figure]  # the figures of one experiment
+
+_REPORT_EVERY = 0.1  # seconds
+
+
+def spread(
+    work: Sequence[Work], out: Path, quick: bool, jobs: int, watch: Watch
+) -> dict[str, Outcome]:
+    """Figure name -> outcome; in this process if there is one job or one experiment."""
+    made: dict[str, Outcome] = {}
+
+    def tell(figures: Work, message: float | list[Outcome]) -> None:
+        if isinstance(message, float):
+            for figure in figures:
+                watch(figure.name, message, None)
+            return
+        for found in message:
+            made[found.name] = found
+            watch(found.name, 1.0, found)
+
+    if min(jobs, len(work)) > 1:
+        _in_processes(work, out, quick, min(jobs, len(work)), tell)
+        return made
+    for figures in work:
+        tell(figures, 0.0)
+        report = _fraction(lambda done, figures=figures: tell(figures, done))
+        tell(figures, make(figures, out, quick, report))
+    return made
+
+
+def _in_processes(
+    work: Sequence[Work], out: Path, quick: bool, jobs: int, tell: Callable[..., None]
+) -> None:
+    """Each process takes the next experiment when it has finished one."""
+    # Forking a process that has used JAX can deadlock.
+    context = multiprocessing.get_context("spawn")
+    waiting = list(work)
+    busy: dict[Connection, tuple[Any, Work]] = {}
+
+    def begin(connection: Connection, process: Any) -> None:
+        if waiting:
+            figures = waiting.pop(0)
+            busy[connection] = (process, figures)
+            connection.send(list(figures))
+            tell(figures, 0.0)
+        else:
+            connection.send(None)
+            process.join()
+
+    def start() -> None:
+        here, there = context.Pipe()
+        process = context.Process(target=_serve, args=(there, out, quick), daemon=True)
+        process.start()
+        there.close()
+        begin(here, process)
+
+    try:
+        for _ in range(jobs):
+            start()
+        while busy:
+            for connection in multiprocessing.connection.wait(list(busy)):
+                assert isinstance(connection, Connection)
+                process, figures = busy[connection]
+                try:
+                    message = connection.recv()
+                except (EOFError, OSError):  # killed, for want of memory most often
+                    process.join()
+                    del busy[connection]
+                    error = f"its process ended with code {process.exitcode}; memory may be short"
+                    tell(figures, [Outcome(f.name, "failed", error=error) for f in figures])
+                    if waiting:
+                        start()
+                    continue
+                tell(figures, message)
+                if not isinstance(message, float):
+                    del busy[connection]
+                    begin(connection, process)
+    finally:
+        for process, _ in busy.values():  # Ctrl-C: the workers do not hear it themselves
+            process.terminate()
+            process.join()
+
+
+def _serve(connection: Connection, out: Path, quick: bool) -> None:
+    """A worker: experiments in, fractions done and outcomes out."""
+    import jax
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    jax.config.update("jax_enable_x64", True)
+    while (figures := connection.recv()) is not None:
+        connection.send(make(figures, out, quick, _fraction(connection.send)))
+
+
+def _fraction(send: Callable[[float], None]) -> Callable[[float, float], None]:
+    """Progress (done, total) as a fraction, at most ten times a second."""
+    last = -float("inf")
+
+    def report(done: float, total: float) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _REPORT_EVERY:
+            last = time.monotonic()
+            send(min(1.0, float(done / total)) if total else 0.0)
+
+    return report

@@ -1,0 +1,78 @@
+"""An experiment small enough to build reports of in tests; counts how often it computes."""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure as Drawing
+
+from iclflow.experiments.base import Claim, below, near
+from iclflow.report.figures import Figure, Source
+
+COMPUTED: list[str] = []
+
+
+def compute(*, quick=False, progress=None):
+    COMPUTED.append("compute")
+    time_axis = np.linspace(0, 4, 20 if quick else 200)
+    if progress is not None:
+        progress(1.0, 2.0)
+    loss = xr.DataArray(np.exp(-time_axis), dims="time", coords={"time": time_axis})
+    attributes = {"settings": '{"heads": 3, "sequences": 80000}', "quick": quick}
+    return xr.Dataset({"loss": loss}, attrs=attributes)
+
+
+def compute_nothing(*, quick=False, progress=None):
+    raise FloatingPointError("the loss\nis not a number")
+
+
+def compute_and_be_interrupted(*, quick=False, progress=None):
+    """As a sweep does: Ctrl-C is caught, and a part is returned."""
+    try:
+        os.kill(os.getpid(), 2)
+        time.sleep(5)
+    except KeyboardInterrupt:
+        pass
+    return compute(quick=quick)
+
+
+def compute_and_die(*, quick=False, progress=None):
+    os._exit(9)
+
+
+def claims(data) -> list[Claim]:
+    last = float(data["loss"][-1])
+    return [
+        near("last", "the last loss is e⁻⁴", "(1)", np.exp(-4.0), last, 1e-12, "rounding"),
+        below("small", "the loss is <small> & below 10⁻⁹", "(2)", last, 1e-9, "none", "It is not."),
+        below("never", "what was not measured does not hold", "", float("nan"), 1.0, "none"),
+    ]
+
+
+def draw(data) -> Drawing:
+    figure = Drawing(figsize=(3.4, 2.4))
+    figure.subplots().plot(data["time"], data["loss"])
+    return figure
+
+
+def draw_badly(data) -> Drawing:
+    raise ValueError("no ink")
+
+
+def figure(name: str = "small", **changes) -> Figure:
+    given = {
+        "name": name,
+        "label": name.title(),
+        "title": f"The title of {name}",
+        "source": Source("small_experiment", changes.pop("compute", "compute")),
+        "draw": "small_experiment:draw",
+        "caption": "A caption with β & <β>.",
+        "alt": "A curve that falls.",
+    }
+    return Figure(**{**given, **changes})
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())

@@ -1,0 +1,304 @@
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from iclflow.cli import COMMANDS, main
+from iclflow.store import load
+
+FAST = ["--spectrum", "0.5,0.3", "--context", "5", "--heads", "2", "--init", "0.5", "--steps", "50"]
+
+
+def call(capsys, *arguments):
+    """Exit code, stdout and stderr of one command."""
+    try:
+        code = main([str(a) for a in arguments])
+    except SystemExit as stop:
+        code = stop.code
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def simulate(capsys, *arguments):
+    code, out, err = call(capsys, "simulate", *FAST, *arguments, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def refused(capsys, *arguments):
+    """The one line of an error with exit code 2."""
+    code, out, err = call(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1, err
+    assert "Traceback" not in err
+    return err
+
+
+def test_help_lists_the_commands(capsys):
+    code, out, _ = call(capsys, "--help")
+    assert code == 0
+    assert all(name in out for name in COMMANDS)
+    assert "examples:" in out
+
+
+@pytest.mark.parametrize("command", ["simulate", "theory"])
+def test_help_has_examples(capsys, command):
+    code, out, _ = call(capsys, command, "--help")
+    assert code == 0
+    assert "examples:" in out
+
+
+def test_help_imports_no_jax():
+    """`iclflow --help` stays quick because nothing heavy is imported."""
+    program = "import sys, iclflow.cli as c; c.main(['--help']); assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def test_a_run_from_end_to_end(tmp_path, capsys):
+    out, plot = tmp_path / "run.nc", tmp_path / "run.png"
+    found = simulate(
+        capsys, "--sequences", 200, "--seeds", 2, "--rate", 0.05, "--out", out, "--plot", plot,
+        "--record", "loss,values,weights,population_loss",
+    )  # fmt: skip
+    runs = load(out)
+    assert found["level"] == "moments"
+    assert found["result"] == ["finished", "finished"]
+    np.testing.assert_allclose(found["final_loss"], runs["loss"][:, -1])
+    np.testing.assert_allclose(found["population_loss"], runs["population_loss"][:, -1])
+    assert found["plateau_losses"][0] == pytest.approx(0.8)
+    assert len(found["rate_times_sharpness"]) == 2
+    assert runs["keys"].dims == ("seed", "time", "head", "pair", "row")
+    assert plot.read_bytes()[:4] == b"\x89PNG"
+    again = simulate(
+        capsys, "--sequences", 200, "--seeds", 2, "--rate", 0.05, "--out", out,
+        "--record", "loss,values,weights,population_loss",
+    )  # fmt: skip
+    assert again["final_loss"] == found["final_loss"]
+
+
+def test_another_run_does_not_overwrite(tmp_path, capsys):
+    out = tmp_path / "run.nc"
+    simulate(capsys, "--out", out)
+    before = out.read_bytes()
+    line = refused(capsys, "simulate", *FAST, "--seed", 3, "--out", out)
+    assert "something else" in line
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize("model", ["merged", "separate", "mlp", "conv"])
+def test_population_of_every_linear_model(capsys, model):
+    found = simulate(capsys, "--model", model)
+    assert found["level"] == "population"
+    assert found["final_loss"][0] < found["initial_loss"][0]
+
+
+@pytest.mark.parametrize("model", ["softmax-merged", "softmax-separate"])
+def test_softmax(capsys, model):
+    found = simulate(capsys, "--model", model, "--sequences", 50, "--match")
+    assert found["level"] == "sequences"
+    assert found["plateau_losses"] == []
+
+
+@pytest.mark.parametrize("level", ["sequences", "features", "moments"])
+def test_levels_agree_from_the_shell(capsys, level):
+    found = simulate(capsys, "--loss", level, "--sequences", 60, "--rate", 0.05)
+    auto = simulate(capsys, "--sequences", 60, "--rate", 0.05)
+    assert found["level"] == level
+    np.testing.assert_allclose(found["final_loss"], auto["final_loss"], atol=1e-12)
+
+
+def test_flow_batches_and_optimisers(capsys):
+    flow = simulate(capsys, "--dynamics", "flow", "--time", 20)
+    assert flow["rate"] is None
+    assert flow["time"] == 20
+    batch = simulate(capsys, "--sequences", 60, "--batch", 10, "--rate", 0.05)
+    assert batch["level"] == "features"
+    fresh = simulate(capsys, "--batch", 10, "--fresh", "--rate", 0.05)
+    assert fresh["level"] == "population"
+    adam = simulate(capsys, "--optimiser", "adam", "--rate", 0.01)
+    assert adam["time"] is None
+
+
+def test_in_weight_tests_are_recorded(capsys):
+    found = simulate(capsys, "--model", "merged", "--fixed-fraction", 0.5)
+    assert found["level"] == "population"
+    assert len(found["in_context_loss"]) == len(found["in_weight_loss"]) == 1
+    noise = simulate(
+        capsys, "--model", "merged", "--fixed-fraction", 0.5, "--in-weight-test", "noise"
+    )
+    assert noise["in_weight_loss"] != found["in_weight_loss"]
+
+
+@pytest.mark.parametrize("vary", ["weights", "data", "all"])
+def test_vary(capsys, vary):
+    found = simulate(capsys, "--sequences", 40, "--seeds", 2, "--vary", vary, "--rate", 0.05)
+    assert found["initial_loss"][0] != found["initial_loss"][1]
+
+
+def test_a_diverging_rate_is_a_result(capsys, tmp_path):
+    out = tmp_path / "run.nc"
+    found = simulate(capsys, "--rate", 100, "--out", out)
+    assert found["result"] == ["diverged"]
+    assert 0 < found["stopped"][0] < 50
+    assert out.exists()
+
+
+def test_settings_file(capsys, tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_text(
+        "spectrum = [0.5, 0.3]\ncontext = 5\nheads = 2\ninit = 0.5\nsteps = 50\nseeds = 2\n"
+    )
+    code, out, _ = call(capsys, "simulate", "--from", file, "--seeds", 1, "--json")
+    assert code == 0
+    assert json.loads(out)["final_loss"] == simulate(capsys)["final_loss"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("contxt = 5", "did you mean 'context'"),
+        ("context = 'five'", "context cannot be 'five'"),
+        ("spectrum = ", "not a readable settings file"),
+        ("spectrum = []", "non-empty"),
+    ],
+)
+def test_bad_settings_files(capsys, tmp_path, text, message):
+    file = tmp_path / "settings.toml"
+    file.write_text(text)
+    assert message in refused(capsys, "simulate", "--from", file)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--context", "0"], "at least 1"),
+        (["--context", "-3"], "at least 1"),
+        (["--heads", "two"], "whole number"),
+        (["--spectrum", ""], "empty list"),
+        (["--spectrum", "0.5,x"], "needs a number"),
+        (["--spectrum", "0.5,-0.1"], "at least 0"),
+        (["--spectrum", "nan,0.1"], "finite"),
+        (["--spectrum", "linaer", "--dim", "4"], "did you mean 'linear'"),
+        (["--spectrum", "linear"], "needs a dimension"),
+        (["--spectrum", "0.5,0.3", "--dim", "3"], "2 eigenvalues were given"),
+        (["--model", "seperate"], "did you mean 'separate'"),
+        (["--model", "softmax-merged"], "give a number of sequences"),
+        (["--sequences", "0"], "at least 1"),
+        (["--sequences", "50", "--loss", "population"], "no number of sequences"),
+        (["--loss", "moments"], "needs a number of sequences"),
+        (["--dynamics", "flow"], "end time"),
+        (["--rate", "-1"], "above 0"),
+        (["--rate", "inf"], "finite"),
+        (["--noise", "-1"], "noise"),
+        (["--fixed-fraction", "2"], "between 0 and 1"),
+        (["--record", "loss,valeus"], "did you mean 'values'"),
+        (["--save", "sometimes"], "save must be"),
+        (["--lengths", "1-x"], "FIRST-LAST"),
+        (["--lengths", "1-99"], "context lengths"),
+        (["--normaliser", "pears"], "did you mean 'pairs'"),
+        (["--inputs", "gausian"], "did you mean 'gaussian'"),
+        (["--inputs", "student:1"], "more than 2"),
+        (["--task-covariance", "1,-1"], "task covariance"),
+        (["--fresh"], "batch size"),
+        (["--pool", "0"], "at least 1"),
+        (["--from", "missing.toml"], "not a readable settings file"),
+        (["--out", "no/such/folder/run.nc"], "does not exist"),
+        (["--plot", "no/such/folder/run.png"], "does not exist"),
+        (["--stpes", "3"], "unrecognized"),
+        (
+            ["--spectrum", "white", "--dim", "120", "--sequences", "50", "--loss", "moments"],
+            "GiB",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(capsys, arguments, message):
+    assert message in refused(capsys, "simulate", *FAST, *arguments)
+
+
+def test_unknown_command_suggests_the_nearest(capsys):
+    assert "did you mean 'simulate'" in refused(capsys, "simulte")
+    assert main([]) == 2
+
+
+def test_no_traceback_from_the_shell():
+    """The installed entry point itself: one line on stderr, exit 2."""
+    run = subprocess.run(
+        [sys.executable, "-m", "iclflow", "simulate", "--context", "0"],
+        capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )  # fmt: skip
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert run.stderr.startswith("iclflow: ")
+
+
+def test_theory_needs_only_spectrum_and_context(capsys):
+    code, out, _ = call(
+        capsys, "theory", "--spectrum", "0.4,0.3,0.2,0.1", "--context", 31, "--json"
+    )
+    assert code == 0
+    found = json.loads(out)
+    np.testing.assert_allclose(
+        found["plateau_losses"], [1, 0.640580, 0.377372, 0.209805, 0.135995], atol=5e-7
+    )
+    assert found["fixed_points"] == 16
+    assert found["least_squares_loss"] == pytest.approx(found["plateau_losses"][-1])
+    assert found["bayes_loss"] == pytest.approx(0, abs=1e-12)
+    np.testing.assert_allclose(found["drop_sizes"], -np.diff(found["plateau_losses"]))
+    a = [x**2 * (1 + (1 + 1 / x) / 31) for x in found["eigenvalues"]]
+    np.testing.assert_allclose(found["a"], a)
+    assert "drop_times" not in found
+
+
+def test_theory_predicts_what_simulate_shows(capsys, tmp_path):
+    """Same options, same weights: the simulated loss crosses mid-level at the predicted times."""
+    options = ["--spectrum", "0.5,0.3", "--context", 9, "--heads", 3, "--init", 0.003]
+    plot = tmp_path / "stairs.png"
+    code, out, _ = call(capsys, "theory", *options, "--plot", plot, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert plot.exists()
+    assert len(found["drop_times"]) == len(found["condition"]) == len(found["paper_durations"]) == 2
+    end = 1.3 * found["drop_times"][-1]
+    run = tmp_path / "run.nc"
+    code, _, err = call(
+        capsys, "simulate", *options, "--dynamics", "flow", "--time", end,
+        "--save", "linear:4000", "--out", run, "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    runs = load(run)
+    loss, time = runs["loss"].values[0], runs["time"].values
+    levels = found["plateau_losses"]
+    for i, predicted in enumerate(found["drop_times"]):
+        middle = (levels[i] + levels[i + 1]) / 2
+        crossed = np.interp(-middle, -loss, time)
+        assert crossed == pytest.approx(predicted, rel=5e-3)
+
+
+def test_theory_of_merged_attention(capsys):
+    code, out, _ = call(
+        capsys, "theory", "--spectrum", "0.5,0.3", "--context", 9, "--model", "merged",
+        "--init", 1e-3, "--json",
+    )  # fmt: skip
+    assert code == 0
+    found = json.loads(out)
+    assert len(found["drop_times"]) == 1
+    assert found["paper_durations"][0] < found["drop_times"][0]
+
+
+def test_theory_tables(capsys):
+    code, out, _ = call(capsys, "theory", "--spectrum", "0.5,0.3", "--context", 9, "--init", 0.01)
+    assert code == 0
+    for words in ("plateaus visited", "Bayes-optimal", "drops predicted"):
+        assert words in out
+
+
+def test_theory_refuses_softmax(capsys):
+    line = refused(
+        capsys, "theory", "--spectrum", "0.5,0.3", "--model", "softmax-merged", "--init", "0.1",
+        "--sequences", "50",
+    )  # fmt: skip
+    assert "linear attention" in line
