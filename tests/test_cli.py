@@ -141,7 +141,11 @@ def test_vary(capsys, vary):
 
 def test_a_diverging_rate_is_a_result(capsys, tmp_path):
     out = tmp_path / "run.nc"
-    found = simulate(capsys, "--rate", 100, "--out", out)
+    code, text, err = call(capsys, "simulate", *FAST, "--rate", 100, "--out", out, "--json")
+    found = json.loads(text)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "diverged at step" in err
     assert found["result"] == ["diverged"]
     assert 0 < found["stopped"][0] < 50
     assert out.exists()

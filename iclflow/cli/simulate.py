@@ -6,6 +6,7 @@ factor 1/2, the clock is t/tau = 2 * rate * step, and --init is the norm of each
 
 import argparse
 import dataclasses
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ EXAMPLES = """examples:
   # softmax attention needs sampled sequences; matching makes few of them look like many
   iclflow simulate --model softmax-merged --sequences 2000 --match --heads 4 --steps 5000
 """
+
+
+FINE = ("finished", "step_limit", "interrupted")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     runs.add_argument("--data-seed", type=int, help="seed of the sequences (default 1)")
     runs.add_argument("--eigen-seed", type=int, help="seed of eigenvectors, pool and w* (2)")
     runs.add_argument(
-        "--save", metavar="WHEN", help="log:COUNT, linear:COUNT, mixed:COUNT (default mixed:400), all, or a list"
+        "--save",
+        metavar="WHEN",
+        help="log:COUNT, linear:COUNT, mixed:COUNT (default mixed:400), all, or a list",
     )
     runs.add_argument("--record", type=names, metavar="NAMES", help="e.g. loss,values,weights")
     runs.add_argument("--from", dest="file", metavar="TOML", help="settings file; options win")
@@ -156,8 +162,8 @@ def settings_of(args: argparse.Namespace) -> Any:
 def run(args: argparse.Namespace) -> int:
     """Simulate, report, and write what was asked for."""
     from iclflow.dataset import content_key
-    from iclflow.study import Study
     from iclflow.store import check_free, save
+    from iclflow.study import Study
 
     began = time.perf_counter()
     settings = settings_of(args)
@@ -181,7 +187,29 @@ def run(args: argparse.Namespace) -> int:
         print_json(summary)
     else:
         show(summary)
-    return 130 if "interrupted" in summary["result"] else 0
+    return exit_code(summary)
+
+
+def exit_code(summary: dict[str, Any]) -> int:
+    """0; 2 with one line if the rate made a run diverge; 130 after Ctrl-C. Files are kept."""
+    failed = [i for i, result in enumerate(summary["result"]) if result not in FINE]
+    if failed:
+        first = failed[0]
+        rate = "" if summary["rate"] is None else f" at rate {summary['rate']:g}"
+        where = (
+            f"{summary['result'][first].replace('_', ' ')} at step {summary['stopped'][first]:g}"
+        )
+        print(
+            f"iclflow: {len(failed)} of {len(summary['result'])} runs failed, the first (seed "
+            f"{summary['seeds'][first]}) {where}{rate}; leave out --rate for a stable one",
+            file=sys.stderr,
+        )
+        return 2
+    if "interrupted" in summary["result"]:
+        kept = "" if summary["out"] is None else f"; what was computed is in {summary['out']}"
+        print(f"iclflow: interrupted at step {max(summary['stopped']):g}{kept}", file=sys.stderr)
+        return 130
+    return 0
 
 
 def draw(study: Any, runs: Any, path: Path) -> None:

@@ -8,7 +8,6 @@ import abc
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import ArrayLike
 
 from iclflow.losses import AbstractLoss, Population
 from iclflow.models import (
@@ -20,6 +19,7 @@ from iclflow.models import (
     Merged,
     Separate,
 )
+from iclflow.theory.drops import Times
 from iclflow.theory.limit import vanishing_limit
 from iclflow.theory.staircase import staircase
 from iclflow.theory.time_course import WhiteCourse, merged_course
@@ -33,7 +33,7 @@ class AbstractReduced(eqx.Module):
     models: eqx.AbstractClassVar[tuple[type, ...]]
 
     @abc.abstractmethod
-    def __call__(self, loss: Population, model: AbstractModel, times: ArrayLike) -> Trajectory:
+    def __call__(self, loss: Population, model: AbstractModel, times: Times) -> Trajectory:
         """The run at the times t/τ: at least `loss`."""
 
     def admits(self, loss: AbstractLoss, model: AbstractModel) -> str | None:
@@ -62,7 +62,7 @@ class Stairs(AbstractReduced):
     assumes = "small initial weights: heads that have not escaped do not feel each other"
     models = (Separate, ConvNet)
 
-    def __call__(self, loss: Population, model: AbstractModel, times: ArrayLike) -> Trajectory:
+    def __call__(self, loss: Population, model: AbstractModel, times: Times) -> Trajectory:
         self.require(loss, model)
         return staircase(loss, model, probes=0).at(times)
 
@@ -73,7 +73,7 @@ class Jumps(AbstractReduced):
     assumes = "vanishing initial weights: drops take no time, and dormant heads only grow"
     models = (Separate, ConvNet)
 
-    def __call__(self, loss: Population, model: AbstractModel, times: ArrayLike) -> Trajectory:
+    def __call__(self, loss: Population, model: AbstractModel, times: Times) -> Trajectory:
         self.require(loss, model)
         return vanishing_limit(loss, model).at(times)
 
@@ -84,7 +84,7 @@ class OneDrop(AbstractReduced):
     assumes = "small initial weights: all heads are parallel when the drop comes"
     models = (Merged, MLP)
 
-    def __call__(self, loss: Population, model: AbstractModel, times: ArrayLike) -> Trajectory:
+    def __call__(self, loss: Population, model: AbstractModel, times: Times) -> Trajectory:
         self.require(loss, model)
         return merged_course(loss, _merged(model), times)
 
@@ -104,7 +104,7 @@ class Logistic(AbstractReduced):
                 return str(error)
         return reason
 
-    def __call__(self, loss: Population, model: AbstractModel, times: ArrayLike) -> Trajectory:
+    def __call__(self, loss: Population, model: AbstractModel, times: Times) -> Trajectory:
         self.require(loss, model)
         course = WhiteCourse(loss, _merged(model))
         saves = jnp.atleast_1d(jnp.asarray(times, float))

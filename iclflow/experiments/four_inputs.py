@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from iclflow.losses import Moments
-from iclflow.models import Merged
 from iclflow.task import Task
 from iclflow.theory.algorithms import LinearPredictor
 
@@ -66,14 +65,3 @@ def label_deviation(sequences: int) -> float:
 def regression_deviation(sequences: int, features: int, residual: float, explained: float) -> float:
     """Relative error of a least-squares predictor from P sequences: sqrt(F L*/(P explained))."""
     return float(np.sqrt(features * residual / (sequences * explained)))
-
-
-def parallel_cosines(heads: np.ndarray) -> np.ndarray:
-    """|cos| between every two heads' matrices, [..., H, D²] -> [..., H, H]."""
-    unit = heads / np.linalg.norm(heads, axis=-1, keepdims=True)
-    return np.abs(np.einsum("...hf,...gf->...hg", unit, unit))
-
-
-def reduced_matrix(model: Merged) -> np.ndarray:
-    """Σ vᵢ Uᵢ."""
-    return np.asarray(model.reduced_weights()[0, 0])

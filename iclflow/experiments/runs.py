@@ -19,11 +19,11 @@ from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractInitialiser, AbstractModel
 from iclflow.simulation import simulate
 
-MARKS = 900  # save points of every run
+MARKS = 600  # save points of every run
 Variable = tuple[tuple[str, ...], Any, str]  # dims, values, long name
 
 
-def spread(last: int, first: float = 1 / 150) -> np.ndarray:
+def spread(last: int, first: float = 1 / 100) -> np.ndarray:
     """`MARKS` distinct steps: 0, then evenly in the logarithm from `first` times `last` on."""
     steps = np.round(np.geomspace(first * last, last, MARKS - 1)).astype(int)
     marks = np.concatenate([[0], steps])

@@ -4,18 +4,19 @@ from collections.abc import Callable
 
 import numpy as np
 import xarray as xr
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from iclflow.plots.style import COLOURS, style
 
-Update = Callable[[int], None]
+Update = Callable[[int], list[Artist]]  # frame number -> the artists that moved
 _HEAT = "RdBu_r"
 _QUIET = "0.35"
 
 
 def weights_film(run: xr.Dataset, *, dpi: int = 160, title: str = "") -> tuple[Figure, Update]:
-    """A figure and the function that moves it to frame i of `run`.
+    """A figure and the function that moves it to frame i of `run` and says what it moved.
 
     `run` is one run over dimension `time`, its weights in the eigenbasis of the input covariance:
     `loss`, `effective` (row, column), and `keys` and `queries` (part, component) or `merged`
@@ -41,11 +42,7 @@ def weights_film(run: xr.Dataset, *, dpi: int = 160, title: str = "") -> tuple[F
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # or every frame would be laid out afresh, and shake
 
-    def update(i: int) -> None:
-        for move in updates:
-            move(i)
-
-    return figure, update
+    return figure, lambda i: [artist for move in updates for artist in move(i)]
 
 
 def _loss(axes: Axes, run: xr.Dataset) -> Update:
@@ -63,9 +60,10 @@ def _loss(axes: Axes, run: xr.Dataset) -> Update:
     axes.set(xlim=(clock[0], clock[-1]), ylim=(0, None), ylabel="loss")
     axes.set_xlabel(str(run["time"].attrs.get("long_name", "training steps")))
 
-    def update(i: int) -> None:
+    def update(i: int) -> list[Artist]:
         past.set_data(clock[: i + 1], loss[: i + 1])
         marker.set_data(clock[i : i + 1], loss[i : i + 1])
+        return [past, marker]
 
     return update
 
@@ -94,12 +92,13 @@ def _directions(axes: Axes, run: xr.Dataset) -> Update:
         columnspacing=0.9, handletextpad=0.3,
     )  # fmt: skip
 
-    def update(i: int) -> None:
+    def update(i: int) -> list[Artist]:
         for drawn, shares, d in bars:
             below = shares[i, :, :d].sum(axis=1)
             for bar, height, bottom in zip(drawn, shares[i, :, d], below, strict=True):
                 bar.set_height(height)
                 bar.set_y(bottom)
+        return [bar for drawn, _, _ in bars for bar in drawn]
 
     return update
 
@@ -113,9 +112,10 @@ def _values(axes: Axes, run: xr.Dataset) -> Update:
     axes.set_xticks(np.arange(values.shape[1]), np.arange(1, values.shape[1] + 1))
     axes.axhline(0, color="black", linewidth=0.6)
 
-    def update(i: int) -> None:
+    def update(i: int) -> list[Artist]:
         for bar, height in zip(bars, values[i], strict=True):
             bar.set_height(height)
+        return list(bars)
 
     return update
 
@@ -123,13 +123,13 @@ def _values(axes: Axes, run: xr.Dataset) -> Update:
 def _heads(axes: Axes, found: xr.DataArray, scale: float, heading: str) -> Update:
     """Components of each head's vector along the eigenvectors."""
     weights = found.values
-    image = _image(axes, weights[0], scale)
+    update = _image(axes, weights, scale)
     count, components = weights.shape[1:]
     axes.set_title(heading)
     axes.set_xticks(range(components), [rf"$e_{{{d + 1}}}$" for d in range(components)])
     axes.set_yticks(range(count), [str(label) for label in found["part"].values])
     axes.set_ylabel("head")
-    return lambda i: image.set_data(weights[i])
+    return update
 
 
 def _merged(axes: Axes, weights: np.ndarray) -> Update:
@@ -138,34 +138,39 @@ def _merged(axes: Axes, weights: np.ndarray) -> Update:
     gap = np.full((time, size, 1), np.nan)
     rows = [part for h in range(count) for part in (gap, weights[:, h])][1:]
     side = np.concatenate(rows, axis=2)
-    image = _image(axes, side[0], float(np.nanmax(np.abs(weights))))
+    update = _image(axes, side, float(np.nanmax(np.abs(weights))))
     axes.set_title(r"merged weights $U_i$ of each head, in the eigenbasis")
     axes.set_xticks((size + 1) * np.arange(count) + (size - 1) / 2, range(1, count + 1))
     axes.set(yticks=[], xlabel="head")
-    return lambda i: image.set_data(side[i])
+    return update
 
 
 def _effective(axes: Axes, weights: np.ndarray) -> Update:
     """The matrix that the whole layer applies."""
-    image = _image(axes, weights[0], float(np.nanmax(np.abs(weights))))
+    update = _image(axes, weights, float(np.nanmax(np.abs(weights))))
     names = [rf"$e_{{{d + 1}}}$" for d in range(weights.shape[1])]
     axes.set_title("effective weights, all heads")
     axes.set_xticks(range(len(names)), names)
     axes.set_yticks(range(len(names)), names)
     axes.set_aspect("equal")
-    return lambda i: image.set_data(weights[i])
+    return update
 
 
-def _image(axes: Axes, first: np.ndarray, scale: float):
+def _image(axes: Axes, weights: np.ndarray, scale: float) -> Update:
     """A heatmap symmetric about white zero, with its colour bar."""
     limit = scale or 1.0
-    image = axes.imshow(first, cmap=_HEAT, vmin=-limit, vmax=limit, aspect="auto")
+    image = axes.imshow(weights[0], cmap=_HEAT, vmin=-limit, vmax=limit, aspect="auto")
     bar = axes.figure.colorbar(image, ax=axes, shrink=0.85, pad=0.02)
-    bar.outline.set_linewidth(0.4)
+    bar.outline.set_linewidth(0.4)  # pyright: ignore[reportCallIssue]
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.tick_params(length=0)
-    return image
+
+    def update(i: int) -> list[Artist]:
+        image.set_data(weights[i])
+        return [image]
+
+    return update
 
 
 def _shares(vectors: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -149,7 +150,7 @@ def ffmpeg() -> str | None:
 
 def shoot(
     figure: Figure,
-    update: Callable[[int], None],
+    update: Callable[[int], list[Artist]],
     indices: np.ndarray,
     path: Path,
     *,
@@ -171,15 +172,23 @@ def shoot(
 
 
 def _frames(
-    figure: Figure, update: Callable[[int], None], indices: np.ndarray, progress: Progress | None
+    figure: Figure,
+    update: Callable[[int], list[Artist]],
+    indices: np.ndarray,
+    progress: Progress | None,
 ) -> Iterator[np.ndarray]:
-    canvas, last, image = FigureCanvasAgg(figure), -1, np.zeros(0)
+    """Images of the figure; what does not move is drawn once."""
+    canvas = FigureCanvasAgg(figure)
+    for artist in update(int(indices[0])):
+        artist.set_animated(True)
+    canvas.draw()
+    still = canvas.copy_from_bbox(figure.bbox)
     for done, index in enumerate(indices):
-        if index != last:
-            update(int(index))
-            canvas.draw()
-            image, last = np.asarray(canvas.buffer_rgba())[..., :3].copy(), index
-        yield image
+        canvas.restore_region(still)
+        for artist in update(int(index)):
+            assert artist.axes is not None
+            artist.axes.draw_artist(artist)
+        yield np.asarray(canvas.buffer_rgba())[..., :3].copy()
         if progress is not None:
             progress(done + 1, len(indices))
 
@@ -218,6 +227,4 @@ def _gif(frames: Iterator[np.ndarray], path: Path, fps: int) -> None:
     # The last frame has the colours of all weights at their largest.
     palette = pictures[-1].quantize(128)
     drawn = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
-    drawn[0].save(
-        path, save_all=True, append_images=drawn[1:], duration=round(1000 / fps), loop=0
-    )
+    drawn[0].save(path, save_all=True, append_images=drawn[1:], duration=round(1000 / fps), loop=0)

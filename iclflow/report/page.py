@@ -148,7 +148,9 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     if seconds < 86400:
         return f"{seconds / 3600:.2g} hours"
-    return f"{seconds / 86400:.2g} days" if seconds < 99.5 * 86400 else f"{seconds / 86400:.0f} days"
+    return (
+        f"{seconds / 86400:.2g} days" if seconds < 99.5 * 86400 else f"{seconds / 86400:.0f} days"
+    )
 
 
 def factor(ratio: float) -> str:

@@ -2,9 +2,12 @@
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import ArrayLike, Float
+
+Times = ArrayLike | Sequence[float]  # t/τ
 
 
 @dataclasses.dataclass(frozen=True)

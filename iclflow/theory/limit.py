@@ -9,12 +9,13 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike, Float, Int
+from jaxtyping import Float, Int
 
 from iclflow.losses import Population
 from iclflow.models import AbstractModel
 from iclflow.task import Task
 from iclflow.theory.dormant import DormantHeads
+from iclflow.theory.drops import Times
 from iclflow.theory.frame import TIED, Frame, separate_weights
 from iclflow.theory.modes import Modes
 from iclflow.trajectory import RESULTS, Trajectory
@@ -31,7 +32,7 @@ class VanishingLimit:
     gaps: tuple[Float[np.ndarray, " _"], ...]  # see `in_head_gaps`, one array for each escape
     ended: str  # why there are no more drops
 
-    def at(self, times: ArrayLike) -> Trajectory:
+    def at(self, times: Times) -> Trajectory:
         """The loss as a step function of t/τ."""
         saves = np.atleast_1d(np.asarray(times, float))
         loss = self.levels[np.searchsorted(self.times, saves, side="right")]

@@ -8,13 +8,13 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
 from iclflow.losses import Population
 from iclflow.models import AbstractModel
 from iclflow.task import Task
 from iclflow.theory.aligned_drops import aligned_drops
-from iclflow.theory.drops import AbstractRun
+from iclflow.theory.drops import AbstractRun, Times
 from iclflow.theory.flow_drops import flow_drops
 from iclflow.theory.frame import Frame, Weights, separate_weights
 from iclflow.theory.modes import Modes
@@ -43,7 +43,7 @@ class Staircase:
         """How long each plateau lasts, from drop to drop; the first from the start."""
         return np.diff(self.times, prepend=0.0)
 
-    def at(self, times: ArrayLike) -> Trajectory:
+    def at(self, times: Times) -> Trajectory:
         """The run at the times t/τ: `loss`, `values` [T, H], `effective` [T, D, D]."""
         saves = np.atleast_1d(np.asarray(times, float))
         return Trajectory(

@@ -16,6 +16,7 @@ from scipy.integrate import solve_ivp
 
 from iclflow.losses import Population
 from iclflow.models import Merged
+from iclflow.theory.drops import Times
 from iclflow.theory.modes import Modes
 from iclflow.trajectory import RESULTS, Trajectory
 
@@ -166,7 +167,7 @@ class _ReducedFlow:
 
 
 def merged_course(
-    population: Population, model: Merged, times: ArrayLike, *, tolerance: float = 1e-10
+    population: Population, model: Merged, times: Times, *, tolerance: float = 1e-10
 ) -> Trajectory:
     """The reduced flow of a small merged start for any Λ (E2), at the times t/τ.
 
