@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from iclflow.diagnostics.detectors import autocorrelation_curvature, curvature
+from iclflow.diagnostics.detectors import autocorrelation_curvature, time_curvature
 from iclflow.diagnostics.stages import Clock, find_stages
 
 
@@ -147,7 +147,7 @@ def others(curves: int) -> list[tuple]:
     rows = []
     detectors = {
         "stages": lambda c: [d.time for d in find_stages(c.time, c.loss, resamples=0).drops],
-        "d2L/d(ln t)2": lambda c: curvature(c.time, c.loss).peaks(prominence=0.1),
+        "d2L/d(ln t)2": lambda c: time_curvature(c.time, c.loss).peaks(prominence=0.1),
         "autocorrelation": lambda c: autocorrelation_curvature(
             c.time, c.loss, clock=Clock.LOG
         ).peaks(prominence=0.1),

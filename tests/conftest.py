@@ -8,6 +8,8 @@ from jaxtyping import install_import_hook
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Tests compile far more than they compute.
+jax.config.update("jax_disable_most_optimizations", True)
 
 # An int is a float (PEP 484). The hook decorates methods one by one, where beartype cannot know
 # which class `Self` is.

@@ -62,11 +62,14 @@ def draw_badly(data) -> Drawing:
 
 
 def figure(name: str = "small", **changes) -> Figure:
+    source = Source(
+        "small_experiment", changes.pop("compute", "compute"), changes.pop("claims", "claims")
+    )
     given = {
         "name": name,
         "label": name.title(),
         "title": f"The title of {name}",
-        "source": Source("small_experiment", changes.pop("compute", "compute")),
+        "source": source,
         "draw": "small_experiment:draw",
         "caption": "A caption with β & <β>.",
         "alt": "A curve that falls.",

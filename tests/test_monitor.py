@@ -41,9 +41,7 @@ def test_drops_of_a_jax_loop_are_found_online(watched):
     stages = watched.stages()
     assert len(stages.drops) == 3
     # levels are half the squares of the singular values still to be learned
-    np.testing.assert_allclose(
-        [p.level for p in stages.plateaus], [10.5, 2.5, 0.5, 0.0], atol=0.03
-    )
+    np.testing.assert_allclose([p.level for p in stages.plateaus], [10.5, 2.5, 0.5, 0.0], atol=0.03)
 
 
 def test_the_dataset_has_log_spaced_steps_and_the_final_rank(watched):

@@ -28,7 +28,6 @@ from iclflow.theory import (
 
 TOLERANCE = 1e-10
 NAMES = list(tasks())
-COMMUTING = [n for n in NAMES if Modes.of(tasks()[n]).commuting]
 
 
 def close(a, b, tolerance=TOLERANCE):
@@ -62,7 +61,7 @@ def line_derivatives(population, model, direction):
     return jax.grad(along)(0.0), second(0.0), jax.grad(second)(0.0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["paper", "non-commuting", "task mean", "zero eigenvalue"])
 def test_hessian_product_at_any_weights(name):
     task = tasks()[name]
     for initialiser in (
@@ -115,7 +114,7 @@ def test_random_tasks(seed):
     points = list(all_fixed_points(task))
     rng = np.random.default_rng(seed)
     for number in rng.choice(len(points), min(6, len(points)), replace=False):
-        check(separate_stability(points[number], heads=5), population)
+        check(separate_stability(points[number], heads=4), population)
 
 
 CONFIGURATIONS = [

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from iclflow.diagnostics.detectors import autocorrelation, autocorrelation_curvature, curvature
+from iclflow.diagnostics.detectors import autocorrelation, autocorrelation_curvature, time_curvature
 from iclflow.diagnostics.stages import Clock, find_stages, find_stages_of_runs
 
 LEVELS = np.array([1.0, 0.640580, 0.377372, 0.209805, 0.135995])  # a four-step staircase
@@ -253,19 +253,21 @@ def test_stages_of_separated_modes_are_at_their_half_levels():
 def test_curvature_of_a_logistic_drop_and_of_a_norm():
     time = np.geomspace(1, 1e4, 500)
     loss = staircase(time, np.array([100.0]), np.array([1.0, 0.0]), width=0.3)
-    curve = curvature(time, loss)
+    curve = time_curvature(time, loss)
     # the third derivative of a logistic vanishes at ±ln(2 + √3) widths
     shift = np.exp(0.3 * np.log(2 + np.sqrt(3)))
     np.testing.assert_allclose(curve.peaks(count=1), [100 * shift], rtol=0.03)
-    np.testing.assert_allclose(curvature(time, 1 - loss).peaks(count=1), [100 / shift], rtol=0.03)
+    np.testing.assert_allclose(
+        time_curvature(time, 1 - loss).peaks(count=1), [100 / shift], rtol=0.03
+    )
     exact = np.log(time) ** 2
-    np.testing.assert_allclose(curvature(time, exact).value, 2.0, rtol=1e-2)
-    linear = curvature(np.arange(50.0), np.arange(50.0) ** 2, clock=Clock.LINEAR, points=50)
+    np.testing.assert_allclose(time_curvature(time, exact).value, 2.0, rtol=1e-2)
+    linear = time_curvature(np.arange(50.0), np.arange(50.0) ** 2, clock=Clock.LINEAR, points=50)
     np.testing.assert_allclose(linear.value, 2.0, rtol=1e-8)
 
 
 def test_detectors_refuse_too_little():
     with pytest.raises(ValueError, match="at least 4"):
-        curvature(np.arange(3.0), np.arange(3.0))
+        time_curvature(np.arange(3.0), np.arange(3.0))
     with pytest.raises(ValueError, match="one time for each value"):
-        curvature(np.arange(3.0), np.arange(4.0))
+        time_curvature(np.arange(3.0), np.arange(4.0))

@@ -53,7 +53,7 @@ def tasks() -> dict[str, Task]:
 def random_task(seed: int) -> Task:
     """A task with random dimension, spectrum, length, noise and task covariance."""
     rng = np.random.default_rng(seed)
-    size = int(rng.integers(1, 6))
+    size = int(rng.integers(1, 5))  # few dimensions: each one is compiled anew
     covariance = [None, rng.uniform(0.2, 3.0, size), random_covariance(seed, size)][seed % 3]
     return Task(
         rng.uniform(0.05, 2.0, size),

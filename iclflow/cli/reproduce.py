@@ -89,7 +89,7 @@ def summary(report: Any) -> dict[str, Any]:
 
 @contextmanager
 def watching(names: list[str], *, quiet: bool) -> Iterator[Callable[..., None]]:
-    """A bar for every figure on stderr; a line for every finished one where there is no terminal."""
+    """A bar for every figure on stderr, or a line when it is finished if that is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -14,7 +14,7 @@ from iclflow.diagnostics.detectors import (
     Curvature,
     autocorrelation,
     autocorrelation_curvature,
-    curvature,
+    time_curvature,
 )
 from iclflow.diagnostics.spectrum import (
     convergence_order,
@@ -58,7 +58,6 @@ __all__ = [
     "autocorrelation_curvature",
     "consecutive_distances",
     "convergence_order",
-    "curvature",
     "effective_rank",
     "find_stages",
     "find_stages_of_runs",
@@ -78,6 +77,7 @@ __all__ = [
     "singular_values",
     "stable_rank",
     "subspace_distance",
+    "time_curvature",
     "top_eigenvalues",
     "tracked_effective_rank",
     "unexplained",

@@ -33,7 +33,7 @@ class Curvature:
         return self.time[where]
 
 
-def curvature(
+def time_curvature(
     time: Any, values: Any, *, clock: Clock = Clock.LOG, points: int = 400, window: int = 21
 ) -> Curvature:
     """d²f/dx² with x = t or ln t: a cubic Savitzky-Golay filter on an even grid of the clock.
@@ -78,7 +78,7 @@ def autocorrelation_curvature(
     """A″(lag), whose peaks mark the drops; d²A/d(ln lag)² on a log clock, better in noise."""
     lags, values = autocorrelation(time, loss, points)
     if clock is Clock.LOG:
-        return curvature(lags, values, clock=clock, window=max(window, 21))
+        return time_curvature(lags, values, clock=clock, window=max(window, 21))
     if lags.size < window:
         raise ValueError(f"the filter needs at least {window} lags, got {lags.size}")
     smooth = savgol_filter(values, window, 3, deriv=2, delta=lags[1] - lags[0])

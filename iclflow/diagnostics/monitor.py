@@ -9,9 +9,10 @@ monitor.to_dataset().to_netcdf("watched.nc")
 
 import json
 import math
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 import jax
 import numpy as np
@@ -88,17 +89,17 @@ class Monitor:
         self._stages: Stages | None = None
         self._line = _Line() if live else None
 
-    def due(self, step: int) -> bool:
+    def due(self, step: SupportsIndex) -> bool:
         """Whether weights would be measured at this step."""
-        if step < self.next_step:
+        if operator.index(step) < self.next_step:
             return False
         if self.started is None:
             return True
         return self.spent <= self.budget * (self.stopwatch() - self.started)
 
-    def __call__(self, step: int, *, loss: Any = None, weights: Any = None) -> None:
+    def __call__(self, step: SupportsIndex, *, loss: Any = None, weights: Any = None) -> None:
         """Note the loss of a step, and measure the weights if it is their turn."""
-        step = int(step)
+        step = operator.index(step)
         if self.last_step is not None and step < self.last_step:
             raise ValueError(
                 f"steps must not go back, got {step} after {self.last_step}; "

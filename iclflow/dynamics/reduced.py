@@ -7,6 +7,7 @@ functions (events decide what comes next), so they stand outside jit.
 import abc
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 
 from iclflow.losses import AbstractLoss, Population
@@ -108,11 +109,10 @@ class Logistic(AbstractReduced):
         self.require(loss, model)
         course = WhiteCourse(loss, _merged(model))
         saves = jnp.atleast_1d(jnp.asarray(times, float))
-        strength = jnp.sqrt(course.strength(saves) / course.initial)
-        values = strength[:, None] * course.growing[None, :]
-        matrices = course.strength(saves)[:, None, None] * course.direction[None]
-        record = {"loss": course.loss(saves), "effective": matrices}
-        record["values"] = values + course.decaying[None, :] / strength[:, None]
+        weights = jax.vmap(course.model)(saves)
+        values = weights.values[:, :, 0, 0]
+        matrices = jnp.einsum("th,thdc->tdc", values, weights.merged)
+        record = {"loss": course.loss(saves), "values": values, "effective": matrices}
         return Trajectory(saves, saves, record, RESULTS.finished, saves[-1])
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from iclflow.losses import Moments
+from iclflow.losses import Moments, population_moments
 from iclflow.task import Task
 from iclflow.theory.algorithms import LinearPredictor
 
@@ -36,6 +36,12 @@ def four_input_moments(quick: bool) -> Moments:
     return Moments.sample(four_input_task(), sequences, jax.random.key(DATA_KEY), matched=True)
 
 
+@functools.cache
+def four_input_population() -> Moments:
+    """The same moments at P → ∞, all blocks."""
+    return population_moments(four_input_task())
+
+
 def correlations(loss: Moments) -> tuple[np.ndarray, np.ndarray]:
     """E[y z] (D²) and E[z zᵀ] (D² x D²) of a training set, z = vec(β x_qᵀ) (41)(42).
 
@@ -47,9 +53,8 @@ def correlations(loss: Moments) -> tuple[np.ndarray, np.ndarray]:
         return loss(LinearPredictor(flat.reshape(1, 1, size, size)))
 
     zero = jnp.zeros(size * size)
-    gradient, curvature = jax.jit(lambda w: (jax.grad(of_weights)(w), jax.hessian(of_weights)(w)))(
-        zero
-    )
+    both = jax.jit(lambda w: (jax.grad(of_weights)(w), jax.hessian(of_weights)(w)))
+    gradient, curvature = both(zero)
     return np.asarray(-gradient / 2), np.asarray(curvature / 2)
 
 

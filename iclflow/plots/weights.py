@@ -32,14 +32,16 @@ def weights_film(run: xr.Dataset, *, dpi: int = 160, title: str = "") -> tuple[F
             scale = max(_largest(run["keys"]), _largest(run["queries"]))
             for place, name in enumerate(("keys", "queries")):
                 panel = figure.add_subplot(grid[1, place])
-                heading = f"{name} of the heads, along the eigenvectors"
+                heading = f"{name} along the eigenvectors"
                 updates.append(_heads(panel, run[name], scale, heading))
         else:
             updates.append(_values(figure.add_subplot(grid[0, 2]), run))
             updates.append(_merged(figure.add_subplot(grid[1, :2]), run["merged"].values))
         updates.append(_effective(figure.add_subplot(grid[1, 2]), run["effective"].values))
         figure.suptitle(title, fontsize=9)
-        figure.draw_without_rendering()
+        figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)  # pyright: ignore
+        for _ in range(2):  # colour bars settle at the second look
+            figure.draw_without_rendering()
         figure.set_layout_engine("none")  # or every frame would be laid out afresh, and shake
 
     return figure, lambda i: [artist for move in updates for artist in move(i)]
@@ -48,12 +50,18 @@ def weights_film(run: xr.Dataset, *, dpi: int = 160, title: str = "") -> tuple[F
 def _loss(axes: Axes, run: xr.Dataset) -> Update:
     """The loss with a marker that moves along it."""
     clock, loss = run["time"].values, run["loss"].values
-    for m, level in enumerate(np.atleast_1d(run["levels"].values) if "levels" in run else ()):
+    levels = run["levels"].values.tolist() if "levels" in run else []
+    names = [rf"$L(\mathcal{{M}}_{{{m}}})$" for m in range(len(levels))]
+    names = [r"$L(0)$", r"$L_*$"] if len(levels) == 2 else names
+    named = np.inf  # the last level that has its name beside it
+    for level, name in zip(levels, names, strict=True):
         axes.axhline(level, color="0.6", linewidth=0.6, linestyle=(0, (4, 3)), zorder=0)
-        axes.annotate(
-            rf"$L(\mathcal{{M}}_{{{m}}})$", (1, level), xycoords=("axes fraction", "data"),
-            xytext=(3, 0), textcoords="offset points", va="center", fontsize=6.5, color=_QUIET,
-        )  # fmt: skip
+        if named - level > 0.06 * levels[0]:
+            named = level
+            axes.annotate(
+                name, (1, level), xycoords=("axes fraction", "data"), xytext=(6, 0),
+                textcoords="offset points", va="center", fontsize=6.5, color=_QUIET,
+            )  # fmt: skip
     axes.plot(clock, loss, color="0.75", linewidth=1.2)
     (past,) = axes.plot(clock[:1], loss[:1], color=COLOURS[0], linewidth=1.6)
     (marker,) = axes.plot(clock[:1], loss[:1], "o", color=COLOURS[0], markersize=5, clip_on=False)
@@ -84,7 +92,7 @@ def _directions(axes: Axes, run: xr.Dataset) -> Update:
             bars.append((drawn, shares, d))
             below = below + shares[0, :, d]
     axes.set(ylim=(0, 1), xlim=(-0.6, count - 0.4), yticks=[0, 1])
-    axes.set_xticks(places, [str(label) for label in run["part"].values])
+    axes.set_xticks(*_head_ticks(run["part"].values))
     axes.set_xlabel("head (left bar key, right bar query)")
     axes.set_ylabel(r"$\cos^2$ with $e_d$")
     axes.legend(
@@ -124,10 +132,10 @@ def _heads(axes: Axes, found: xr.DataArray, scale: float, heading: str) -> Updat
     """Components of each head's vector along the eigenvectors."""
     weights = found.values
     update = _image(axes, weights, scale)
-    count, components = weights.shape[1:]
+    components = weights.shape[2]
     axes.set_title(heading)
     axes.set_xticks(range(components), [rf"$e_{{{d + 1}}}$" for d in range(components)])
-    axes.set_yticks(range(count), [str(label) for label in found["part"].values])
+    axes.set_yticks(*_head_ticks(found["part"].values))
     axes.set_ylabel("head")
     return update
 
@@ -140,7 +148,9 @@ def _merged(axes: Axes, weights: np.ndarray) -> Update:
     side = np.concatenate(rows, axis=2)
     update = _image(axes, side, float(np.nanmax(np.abs(weights))))
     axes.set_title(r"merged weights $U_i$ of each head, in the eigenbasis")
-    axes.set_xticks((size + 1) * np.arange(count) + (size - 1) / 2, range(1, count + 1))
+    axes.set_xticks(
+        (size + 1) * np.arange(count) + (size - 1) / 2, [str(h + 1) for h in range(count)]
+    )
     axes.set(yticks=[], xlabel="head")
     return update
 
@@ -173,6 +183,13 @@ def _image(axes: Axes, weights: np.ndarray, scale: float) -> Update:
     return update
 
 
+def _head_ticks(parts: np.ndarray) -> tuple[list[int], list[str]]:
+    """A tick at the first pair of each head, ten at most; parts are `head` or `head.pair`."""
+    first = [i for i, part in enumerate(parts) if str(part).partition(".")[2] in ("", "1")]
+    shown = first[:: -(-len(first) // 10)]
+    return shown, [str(parts[i]).partition(".")[0] for i in shown]
+
+
 def _shares(vectors: np.ndarray) -> np.ndarray:
     """Squared cosines with the axes; a vector of zeros has none."""
     squares = vectors**2
@@ -185,4 +202,5 @@ def _largest(weights: xr.DataArray) -> float:
 
 
 def _colour(d: int) -> str:
-    return COLOURS[d] if d < len(COLOURS) else f"{0.3 + 0.6 * ((d - len(COLOURS)) % 5) / 4:.2f}"
+    palette = (*COLOURS, "#F0E442")  # with the yellow that lines do without
+    return palette[d] if d < 8 else f"{0.3 + 0.6 * (d % 5) / 4:.2f}"

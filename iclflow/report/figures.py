@@ -9,10 +9,20 @@ MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where data come from: a function of an experiment's module. Figures may share one."""
+    """Where data and claims come from: an experiment's module and the names of its functions.
+
+    Figures may share one; its claims are then listed with the first of them in a report.
+    """
 
     module: str
     compute: str = "compute"
+    claims: str | None = "claims"
+    data: str = ""  # experiments with the same word here share training data
+
+    @property
+    def shares(self) -> str:
+        """A name for the training data; that of the module if nothing else was said."""
+        return self.data or self.module
 
     @property
     def name(self) -> str:
@@ -25,8 +35,7 @@ class Source:
 class Figure:
     """One figure of the report.
 
-    `draw` is `module:function`, Dataset -> matplotlib figure; `claims` a function of the
-    experiment's module, None where another figure of the same data has them.
+    `draw` is `module:function`, Dataset -> matplotlib figure.
     """
 
     name: str
@@ -36,7 +45,6 @@ class Figure:
     draw: str
     caption: str
     alt: str
-    claims: str | None = "claims"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +67,11 @@ PUBLISHED = (
 
 def _figure(
     name: str, label: str, title: str, experiment: str, draw: str, caption: str, alt: str,
-    *, compute: str = "compute", claims: str | None = "claims",
+    *, compute: str = "compute", claims: str | None = "claims", data: str = "",
 ) -> Figure:  # fmt: skip
-    source = Source(f"iclflow.experiments.{experiment}", compute)
-    words = (" ".join(text.split()) for text in (caption, alt))
-    return Figure(name, label, title, source, f"iclflow.plots.{draw}", *words, claims)
+    source = Source(f"iclflow.experiments.{experiment}", compute, claims, data)
+    caption, alt = " ".join(caption.split()), " ".join(alt.split())
+    return Figure(name, label, title, source, f"iclflow.plots.{draw}", caption, alt)
 
 
 _ALL = (
@@ -72,8 +80,8 @@ _ALL = (
         "abrupt_drop", "abrupt_drop:abrupt_drop_figure",
         """Linear attention with merged key and query, started from almost nothing, sits on one
         plateau and then learns least squares in context in one drop. A two-layer linear network on
-        the cubic features z = vec(β x_qᵀ), started from the same weights, has the same loss at every
-        step.""",
+        the cubic features z = vec(β x_qᵀ), started from the same weights, has the same loss at
+        every step.""",
         """Diagram of merged linear attention and of the two-layer network, beside their loss over
         training: a flat plateau, one sharp drop, and a low second plateau; the two curves coincide
         and theory is dashed on top.""",
@@ -93,9 +101,9 @@ _ALL = (
         "saddle_to_saddle", "saddle_to_saddle:saddle_to_saddle_figure",
         """With separate key and query of rank one, training visits D saddles. Each drop adds one
         eigenvector of the input covariance, largest eigenvalue first; on the plateaus the loss is
-        L(M_m) (24) and the layer does principal component regression with m components (27). (a) Six
-        initialisations; (b) value weights against the scalar equation (26); (c) key weights on each
-        plateau beside the eigenvectors.""",
+        L(M_m) (24) and the layer does principal component regression with m components (27).
+        (a) Six initialisations; (b) value weights against the scalar equation (26); (c) key weights
+        on each plateau beside the eigenvectors.""",
         """Three panels. Left: the loss of six runs descends in four steps, each at a dashed level.
         Middle: value weights of the heads grow one after another along dashed theory curves. Right:
         heatmaps of key weights on each plateau beside the eigenvectors they match.""",
@@ -114,8 +122,8 @@ _ALL = (
         "fig5", "Figure 5", "In weight first, then in context",
         "in_weight", "in_weight:fig5",
         """A share of the training sequences has one fixed task vector. The layer first learns this
-        task in its weights, and later to read any task from the context. Left: training loss and two
-        test losses with 60% of the sequences fixed. Right: training loss by portion.""",
+        task in its weights, and later to read any task from the context. Left: training loss and
+        two test losses with 60% of the sequences fixed. Right: training loss by portion.""",
         """Left: three losses over training; the in-weight test loss falls first, the in-context
         test loss later. Right: training loss for six portions of fixed sequences.""",
     ),
@@ -131,11 +139,10 @@ _ALL = (
     _figure(
         "fig7", "Figure 7", "When each plateau begins and ends",
         "saddle_to_saddle", "saddle_to_saddle:plateau_times_figure",
-        """The runs of Figure 3 with the times t₁ … t_D at which a new value weight takes over, and the
-        lengths of the plateaus as the theory gives them.""",
+        """The runs of Figure 3 with the times t₁ … t_D at which a new value weight takes over, and
+        the lengths of the plateaus as the theory gives them.""",
         """Loss and value weights of one run over training with vertical marks at four times, one
         at each drop.""",
-        claims=None,
     ),
     _figure(
         "fig8", "Figure 8", "Value weights at higher rank",
@@ -153,15 +160,15 @@ _ALL = (
     _figure(
         "fig10", "Figure 10", "Every portion of fixed sequences",
         "in_weight", "in_weight:fig10",
-        """Training loss, in-context and in-weight test loss for six portions of fixed sequences, from
-        none to all.""",
+        """Training loss, in-context and in-weight test loss for six portions of fixed sequences,
+        from none to all.""",
         """Six panels, one a portion, with three loss curves each.""",
     ),
     _figure(
         "v2-softmax", "Softmax", "The same drops with softmax attention",
         "softmax_drops", "softmax_drops:softmax_figure",
-        """The set-ups of Figures 1 and 3 with softmax attention: merged key and query still learn in
-        one drop, separate ones in several.""",
+        """The set-ups of Figures 1 and 3 with softmax attention: merged key and query still learn
+        in one drop, separate ones in several.""",
         """Two panels of loss over training for softmax attention: one drop for merged key and
         query, several for separate ones.""",
     ),
@@ -176,8 +183,8 @@ _ALL = (
     _figure(
         "v2-length", "Varying length", "Contexts of varying length",
         "varying_length", "varying_length:varying_length_figure",
-        """The loss averaged over context lengths: training shows the same drops, at levels that follow
-        from the average of 1/n.""",
+        """The loss averaged over context lengths: training shows the same drops, at levels that
+        follow from the average of 1/n.""",
         """Loss over training with varying context length, in the same steps, with dashed
         levels.""",
     ),

@@ -21,6 +21,7 @@ from iclflow.settings import Settings
 from iclflow.task import Task
 
 Progress = Callable[[float, float], None]
+Update = Callable[[int], list[Artist]]  # frame number -> the artists that moved
 
 
 def scene(runs: xr.Dataset, seed: int | None = None) -> xr.Dataset:
@@ -105,7 +106,9 @@ def _task(runs: xr.Dataset, seed: int) -> Task | None:
         if found.pop("kind") != "Settings":
             return None
         known = {field.name for field in dataclasses.fields(Settings)}
-        given = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items() if k in known}
+        given: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in found.items() if k in known
+        }
         settings = Settings(**given)
         return settings.task(seed - settings.seed if settings.vary == "all" else 0)
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -150,7 +153,7 @@ def ffmpeg() -> str | None:
 
 def shoot(
     figure: Figure,
-    update: Callable[[int], list[Artist]],
+    update: Update,
     indices: np.ndarray,
     path: Path,
     *,
@@ -173,7 +176,7 @@ def shoot(
 
 def _frames(
     figure: Figure,
-    update: Callable[[int], list[Artist]],
+    update: Update,
     indices: np.ndarray,
     progress: Progress | None,
 ) -> Iterator[np.ndarray]:
@@ -206,7 +209,8 @@ def _mp4(frames: Iterator[np.ndarray], path: Path, fps: int) -> None:
     command += ["-pix_fmt", "yuv420p", "-crf", "18", "-movflags", "+faststart", str(path)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as encoder:
-        assert encoder.stdin is not None and encoder.stderr is not None
+        assert encoder.stdin is not None
+        assert encoder.stderr is not None
         try:
             encoder.stdin.write(first.tobytes())
             for frame in frames:

@@ -19,13 +19,13 @@ from typing import Any
 
 import xarray as xr
 
-import iclflow
 from iclflow.dataset import content_key
 from iclflow.experiments.base import Claim, Progress
 from iclflow.plots.style import save_figure
 from iclflow.report.figures import Figure, Source
 from iclflow.store import load, save
 
+_PACKAGE = Path(__file__).parents[1]
 _SHOWS = ("cli", "explorer", "plots", "report")  # parts of the package that data do not depend on
 
 
@@ -55,7 +55,12 @@ def make(
         data, reused = _data(source, out, quick, progress)
     except Exception as error:
         return [Outcome(figure.name, "failed", error=reason(error)) for figure in figures]
-    return [_draw(figure, data, "reused" if reused else "computed", out) for figure in figures]
+    status = "reused" if reused else "computed"
+    first, *others = figures
+    return [
+        _draw(first, data, status, out, source.claims),
+        *(_draw(figure, data, status, out) for figure in others),
+    ]
 
 
 def data_file(source: Source, quick: bool) -> str:
@@ -77,9 +82,9 @@ def data_key(source: Source, quick: bool) -> str:
 @cache
 def science() -> str:
     """A hash of all code that data may depend on: a correction anywhere makes them anew."""
-    digest, root = hashlib.sha256(), Path(iclflow.__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root)
+    digest = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        name = path.relative_to(_PACKAGE)
         if name.parts[0] not in _SHOWS:
             digest.update(f"{name.as_posix()}\0".encode() + path.read_bytes())
     return digest.hexdigest()
@@ -112,14 +117,14 @@ def _data(
     return load(path), False
 
 
-def _draw(figure: Figure, data: xr.Dataset, status: str, out: Path) -> Outcome:
-    """Claims and drawing of one figure."""
-    began, claims = time.perf_counter(), ()
-    error = ""
+def _draw(
+    figure: Figure, data: xr.Dataset, status: str, out: Path, settle: str | None = None
+) -> Outcome:
+    """The drawing of one figure, and the claims that the function `settle` settles."""
+    began, claims, error = time.perf_counter(), (), ""
     try:
-        if figure.claims is not None:
-            settle = getattr(importlib.import_module(figure.source.module), figure.claims)
-            claims = tuple(settle(data))
+        if settle is not None:
+            claims = tuple(getattr(importlib.import_module(figure.source.module), settle)(data))
         module, _, function = figure.draw.partition(":")
         drawn = getattr(importlib.import_module(module), function)(data)
         for kind in ("pdf", "png"):

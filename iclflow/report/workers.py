@@ -25,7 +25,7 @@ def spread(
     made: dict[str, Outcome] = {}
 
     def tell(figures: Work, message: float | list[Outcome]) -> None:
-        if isinstance(message, float):
+        if not isinstance(message, list):
             for figure in figures:
                 watch(figure.name, message, None)
             return
@@ -46,15 +46,19 @@ def spread(
 def _in_processes(
     work: Sequence[Work], out: Path, quick: bool, jobs: int, tell: Callable[..., None]
 ) -> None:
-    """Each process takes the next experiment when it has finished one."""
+    """Each process takes the next experiment when it has finished one.
+
+    Experiments that share training data stay in one process if they can: it has the data.
+    """
     # Forking a process that has used JAX can deadlock.
     context = multiprocessing.get_context("spawn")
     waiting = list(work)
     busy: dict[Connection, tuple[Any, Work]] = {}
 
-    def begin(connection: Connection, process: Any) -> None:
+    def begin(connection: Connection, process: Any, last: str | None = None) -> None:
         if waiting:
-            figures = waiting.pop(0)
+            elsewhere = [figures[0].source.shares for _, figures in busy.values()]
+            figures = waiting.pop(next_work([w[0].source.shares for w in waiting], last, elsewhere))
             busy[connection] = (process, figures)
             connection.send(list(figures))
             tell(figures, 0.0)
@@ -87,13 +91,23 @@ def _in_processes(
                         start()
                     continue
                 tell(figures, message)
-                if not isinstance(message, float):
+                if isinstance(message, list):
                     del busy[connection]
-                    begin(connection, process)
+                    begin(connection, process, figures[0].source.shares)
     finally:
         for process, _ in busy.values():  # Ctrl-C: the workers do not hear it themselves
             process.terminate()
             process.join()
+
+
+def next_work(waiting: Sequence[str], last: str | None, elsewhere: Sequence[str]) -> int:
+    """Which of the waiting experiments to take, known by the data they share with others.
+
+    One that shares with the `last` done here; else one that shares with none under way
+    `elsewhere`; else the first.
+    """
+    ranked = [(name != last, name in elsewhere, i) for i, name in enumerate(waiting)]
+    return min(ranked)[-1]
 
 
 def _serve(connection: Connection, out: Path, quick: bool) -> None:

@@ -162,4 +162,5 @@ def bayes_loss(task: Task, sequences: int, key: PRNGKeyArray) -> Estimate:
 def _conditional_risk(bayes: AbstractModel, task: Task, prompt: Prompt) -> Float[Array, ""]:
     assert isinstance(bayes, NormalBayes)
     risk = jnp.sum(bayes.posterior_covariance(prompt) * task.covariance)
-    return task.outputs * (risk + task.target_noise**2)
+    # A variance: what rounding leaves below zero is zero.
+    return task.outputs * (jnp.maximum(risk, 0.0) + task.target_noise**2)

@@ -15,7 +15,7 @@ from scipy.integrate import solve_ivp
 
 from iclflow.theory.dormant import DormantHeads
 from iclflow.theory.drops import AbstractRun, Drop
-from iclflow.theory.frame import Weights
+from iclflow.theory.frame import TIED, Weights
 from iclflow.theory.modes import Modes
 
 LEAD = 50.0  # the flow takes over when c v = 1/LEAD
@@ -163,8 +163,12 @@ def _plateau(
 ) -> tuple[float, Weights, _Escape] | None:
     """Let the dormant heads run until shortly before the first escapes."""
     moments = run.moments
-    # The residual that the escaped heads leave: right also among equal modes.
-    A = moments.residual(*(a[awake] for a in state))
+    learned, drops = len(run.drops), np.asarray(run.modes.drops, float)
+    if learned > 0 and drops[learned] > (1 - TIED) * drops[learned - 1]:
+        # Some of several equal modes are learned: the escaped heads chose which.
+        A = moments.residual(*(a[awake] for a in state))
+    else:
+        A = np.asarray(run.modes.residual(range(learned)), np.float64)
     left, gains, right = np.linalg.svd(A)
     v, k, q = (a[~awake] for a in state)
     dormant, names = DormantHeads.of(v, k, q, A), np.flatnonzero(~awake)

@@ -94,7 +94,8 @@ def blow_up_course(
 def _inverse(theta: Float[Array, "..."], above: Array) -> Float[Array, "..."]:
     """X with θ(x) = `theta`, x > 1 where `above`; Newton in ln(x/(1-x)) or ln(x-1), bracketed."""
     tiny, target = jnp.finfo(theta.dtype).eps, theta
-    theta = jax.lax.stop_gradient(theta)
+    # Later than this 1 - x is below rounding.
+    theta = jnp.minimum(jax.lax.stop_gradient(theta), 1 - math.log(tiny) / 3)
 
     def x_of(u: Array) -> Array:
         return jnp.where(above, 1 + jnp.exp(u), jax.nn.sigmoid(u))
@@ -116,11 +117,12 @@ def _inverse(theta: Float[Array, "..."], above: Array) -> Float[Array, "..."]:
         low, top = jnp.where(error < 0, u, low), jnp.where(error < 0, top, u)
         slope = jnp.where(above, 1 / (x**2 * (1 + x + x**2)), 1 / (x * (1 + x + x**2)))
         newton = u - error / slope
-        new = jnp.where((newton > low) & (newton < top), newton, (low + top) / 2)
-        return count + 1, new, low, top, jnp.max(jnp.abs(new - u))
+        new = jnp.where((newton >= low) & (newton <= top), newton, (low + top) / 2)
+        moved = jnp.max(jnp.abs(new - u) / (1 + jnp.abs(u)), initial=0.0)
+        return count + 1, new, low, top, moved
 
     def going(carry: tuple[Array, ...]) -> Array:
-        return (carry[0] < ITERATIONS) & (carry[4] > jnp.sqrt(tiny) / 64)
+        return (carry[0] < ITERATIONS) & (carry[4] > 32 * tiny)
 
     reach = 3 - math.log(tiny)
     limits = (jnp.minimum(guess, 0) - reach, jnp.maximum(guess, 0) + reach)

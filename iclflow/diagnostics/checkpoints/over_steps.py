@@ -16,7 +16,7 @@ from iclflow.diagnostics.checkpoints.files import AbstractSource, CheckpointErro
 from iclflow.diagnostics.checkpoints.layouts import AbstractLayout, find_layout
 from iclflow.diagnostics.checkpoints.measures import CIRCUITS, DEFAULT_MEASURES, Plan, Table
 from iclflow.diagnostics.checkpoints.series import Checkpoint
-from iclflow.diagnostics.detectors import curvature
+from iclflow.diagnostics.detectors import time_curvature
 from iclflow.diagnostics.stages import find_stages
 from iclflow.linalg import FactoredMatrix
 
@@ -144,7 +144,7 @@ def mark_stages(data: xr.Dataset, *, steps: Any = None, losses: Any = None) -> x
                 continue
             curve = data[name].sel(circuit=circuit).mean(("layer", "head")).values
             if name == "norm":
-                times = curvature(at, curve).peaks(prominence=0.2)
+                times = time_curvature(at, curve).peaks(prominence=0.2)
                 marks += [(float(t), f"{circuit} norm curvature") for t in times]
             else:
                 drops = find_stages(at, curve).drops

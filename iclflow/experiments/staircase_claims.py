@@ -1,0 +1,265 @@
+"""The claims about the staircase of rank-one attention, from the data of Figs 3 and 7."""
+
+import numpy as np
+import xarray as xr
+
+from iclflow.experiments.base import Claim, below, near
+from iclflow.experiments.four_inputs import label_deviation
+
+POPULATION = "population_"
+SHOWN = (0.15, 0.95)  # of its final value: where a value weight is compared with (26)
+
+
+def staircase_claims(data: xr.Dataset) -> list[Claim]:
+    """All of them."""
+    return [*_function_claims(data), *_weight_claims(data), *_time_claims(data)]
+
+
+def _function_claims(data: xr.Dataset) -> list[Claim]:
+    levels, size = data["levels"].values, data.sizes["component"]
+    sequences, scale = int(data.attrs["sequences"]), float(data.attrs["scale"])
+    exact = np.abs(data[f"{POPULATION}plateau_loss"].values - levels).max()
+    sampled = np.abs(data["plateau_loss"].values - levels).max()
+    finished = np.isfinite(data["drop_time"].values).all(axis=1)
+    inside = data["drop_time"].values[:, -1] <= 2 * data.attrs["rate"] * data.attrs["window"]
+    return [
+        below(
+            "separate-equals-convolution",
+            "Rank-one attention and the three-layer convolutional network train alike",
+            "Sec. 4.1, Fig. 2",
+            float(np.abs(data["check_attention"] - data["check_convolution"]).max()),
+            1e-12,
+            "rounding; the two are computed by different code, on prompts",
+        ),
+        near(
+            "separate-d-drops",
+            "Separate rank-one attention drops D times: share of seeds with D detected drops",
+            "Sec. 4.3, Fig. 3a",
+            1.0,
+            float(np.mean(data["drop_count"].values == size)),
+            0.05,
+            "a count, by the detector of stages; one seed in twenty may join two drops",
+            f"{int(finished.sum())} of {len(finished)} seeds finish in the run, "
+            f"{int(inside.sum())} in the paper's window of {int(data.attrs['window']):,} steps",
+        ),
+        below(
+            "plateau-levels",
+            "The loss on plateau m is L(M_m)",
+            "(24)",
+            float(sampled),
+            3 * label_deviation(sequences),
+            "three standard errors of a mean of P squared labels",
+            f"in the population, where only the size of the start matters: {exact:.1g}",
+        ),
+        below(
+            "plateau-levels-population",
+            "The same without sampling noise",
+            "(24)",
+            float(exact),
+            scale**2,
+            "heads of size w that are still small add terms of their size squared to the loss",
+        ),
+        below(
+            "principal-component-regression",
+            "On plateau m attention does principal component regression with m components",
+            "(27)",
+            float(_regression_distance(data)[:, 1:].max()),
+            2 * scale,
+            "each learned direction is off by the size w of the start; twice that",
+            "largest relative distance between predictors in the population, all m and seeds; "
+            f"median {float(np.median(_regression_distance(data)[:, 1:])):.2g}",
+        ),
+        below(
+            "zero-blocks-population",
+            "The blocks that the reduced model leaves out stay zero in the population",
+            "App. E.1",
+            float(data["population_blocks"].max()),
+            1e-12,
+            "rounding",
+            f"on P = {sequences:,} sequences they grow to "
+            f"{float(data['sample_blocks'].isel(time=-1).max()):.2g}",
+        ),
+        below(
+            "separate-conserved",
+            "‖k‖² - ‖q‖² and ‖k‖² - v² of every head do not change under gradient flow",
+            "(79)",
+            float(data["flow_drift"].max()),
+            1e-7,
+            "the tolerance of the solver, 1e-9 a step, over some hundred steps",
+        ),
+    ]
+
+
+def _regression_distance(data: xr.Dataset) -> np.ndarray:
+    """|B^(1/2) (M - M_m) Λ^(1/2)| over that of M_m, for every seed and level."""
+    basis, limit = data["eigenvectors"].values, data["value_limit"].values ** 3
+    weight = data["curvature"].values  # λ a: the loss's weight on a diagonal entry
+    b = weight / data["eigenvalues"].values
+    turned = np.einsum(
+        "dk,smdc,cl->smkl", basis, data[f"{POPULATION}plateau_effective"].values, basis
+    )
+    metric = b[:, None] * data["eigenvalues"].values[None, :]
+    learned = np.tril(np.ones((len(limit) + 1, len(limit))), -1)  # plateau m has modes < m
+    target = learned[:, :, None] * np.diag(limit)[None]
+    square = np.sum(metric * (turned - target) ** 2, axis=(2, 3))
+    size = np.sum(metric * target**2, axis=(1, 2))
+    return np.sqrt(square / np.maximum(size, size[1]))  # plateau 0 over the first step
+
+
+def _alignment(data: xr.Dataset, name: str) -> np.ndarray:
+    """|cos| between each learned head and its eigenvector, [seed, plateau, mode]; NaN if later."""
+    vectors = data[f"{POPULATION}plateau_{name}"].values
+    heads = data[f"{POPULATION}drop_head"].values
+    chosen = np.take_along_axis(vectors, heads[:, None, :, None], axis=2)
+    along = np.einsum("smkd,dk->smk", chosen, data["eigenvectors"].values)
+    cosine = np.abs(along) / np.linalg.norm(chosen, axis=-1)
+    count = heads.shape[1]
+    later = np.arange(count)[None, None, :] >= np.arange(count + 1)[None, :, None]
+    return np.where(later, np.nan, cosine)
+
+
+def _order(data: xr.Dataset) -> np.ndarray:
+    """Whether drop m is made by a head that ends on eigenvector m, [seed, m]."""
+    heads = data["drop_head"].values
+    last = np.take_along_axis(data["plateau_keys"].values[:, -1], heads[..., None], axis=1)
+    along = np.abs(np.einsum("skd,de->ske", last, data["eigenvectors"].values))
+    return np.argmax(along, axis=2) == np.arange(heads.shape[1])[None, :]
+
+
+def _value_errors(data: xr.Dataset) -> np.ndarray:
+    """Largest |v - v(26)|/v* through each drop, [seed, component]."""
+    heads = data[f"{POPULATION}drop_head"].values
+    values = np.take_along_axis(data[f"{POPULATION}values"].values, heads[:, None, :], axis=2)
+    limit = data["value_limit"].values
+    theory = data[f"{POPULATION}value_course"].values
+    low, high = SHOWN
+    rising = (np.abs(theory) > low * limit) & (np.abs(theory) < high * limit)
+    return np.where(rising, np.abs(values - theory) / limit, 0.0).max(axis=1)
+
+
+def _weight_claims(data: xr.Dataset) -> list[Claim]:
+    scale = float(data.attrs["scale"])
+    cosines = [_alignment(data, name) for name in ("keys", "queries")]
+    by_seed = np.nanmin(np.stack(cosines), axis=(0, 2, 3))
+    smallest = float(by_seed.min())
+    order, errors = _order(data), _value_errors(data)
+    heads = data[f"{POPULATION}drop_head"].values
+    final = np.abs(np.take_along_axis(data[f"{POPULATION}plateau_values"].values[:, -1], heads, 1))
+    shifts = np.abs(final / data["value_limit"].values - 1)
+    return [
+        near(
+            "eigenvector-order",
+            "Eigenvectors are learned in the order of their eigenvalues",
+            "Sec. 4.3",
+            1.0,
+            float(order.mean()),
+            0.0,
+            "a count, over all drops of all seeds on the sampled data",
+        ),
+        near(
+            "key-query-alignment",
+            "On every plateau key and query of a learned head are its eigenvector: median |cos|",
+            "(25), Fig. 3c",
+            1.0,
+            float(np.nanmedian(np.stack(cosines))),
+            2 * scale**2,
+            "a direction off by the size w of the start has cosine 1 - w²/2; four times that",
+        ),
+        near(
+            "key-query-alignment-worst",
+            "The same without exception: smallest |cos| over seeds, plateaus and heads",
+            "(25), Fig. 3c",
+            1.0,
+            smallest,
+            2 * scale**2,
+            "as for the median",
+            f"smallest by seed {_listed(by_seed)}: where two drops nearly coincide, two heads end "
+            f"up sharing two eigenvectors (their sum is the same fixed point)",
+        ),
+        below(
+            "minimal-norm-values",
+            "At the end the value weights are (λ/a)^(1/3): median relative error",
+            "(25)(78)",
+            float(np.median(shifts)),
+            scale**2,
+            "the conserved differences of squares are of size w², and shift v by as much",
+            f"largest {shifts.max():.2g}, in the seed whose heads share eigenvectors",
+        ),
+        below(
+            "value-weights-ode",
+            "The value weight of the growing head follows the scalar equation: median error",
+            "(26)",
+            float(np.median(errors)),
+            scale,
+            "the head is off its eigenvector by the size w of the start",
+            f"largest error through a drop over v*, the time of the drop fitted; worst of all "
+            f"seeds and drops {float(errors.max()):.2g}",
+        ),
+    ]
+
+
+def _listed(values: np.ndarray) -> str:
+    return ", ".join(f"{v:.3g}" for v in values)
+
+
+def _time_claims(data: xr.Dataset) -> list[Claim]:
+    scale = float(data.attrs["scale"])
+    times = data[f"{POPULATION}drop_time"].values
+    durations = np.diff(times, axis=1, prepend=0.0)
+    ratio = data[f"{POPULATION}paper_duration"].values / durations
+    error = np.abs(data["staircase_time"].values / times - 1)
+    sampled = np.abs(data["staircase_time"].values / data["drop_time"].values - 1)
+    right = np.mean(data["staircase_head"].values == data[f"{POPULATION}drop_head"].values)
+    spread = times.std(axis=0, ddof=1)
+    middle = np.median(durations, axis=0)
+    return [
+        near(
+            "separate-duration-paper",
+            "A plateau lasts τ/(λ² v): median of predicted over measured",
+            "(68)(73)",
+            1.0,
+            float(np.median(ratio)),
+            0.2,
+            "an approximate equality, read as within a fifth",
+            f"medians of the plateaus {_listed(np.median(ratio, axis=0))}; over all {ratio.min():.2g} "
+            f"to {ratio.max():.2g}: it takes an aligned head for granted",
+        ),
+        below(
+            "separate-duration-order",
+            "The same as an order of magnitude: median |log₁₀| of predicted over measured",
+            "(68)(73)",
+            float(np.median(np.abs(np.log10(ratio)))),
+            0.5,
+            "half an order of magnitude",
+        ),
+        below(
+            "staircase-times",
+            "The times of all drops follow from the initial weights: median relative error",
+            "corrections, Sec. 4 (beyond the paper)",
+            float(np.median(error)),
+            scale,
+            "the prediction is the limit of small w, its error of order w or less",
+            f"in the population; worst {error.max():.2g}; right head in {right:.0%} of drops; on "
+            f"the sampled data median {float(np.nanmedian(sampled)):.2g}",
+        ),
+        near(
+            "later-plateaus-longer",
+            "Later plateaus last longer: share of increases of the median duration",
+            "(73)",
+            1.0,
+            float(np.mean(np.diff(middle) > 0)),
+            0.0,
+            "an order, over six seeds",
+            f"medians of the durations in t/τ: {_listed(middle)}",
+        ),
+        near(
+            "later-drops-vary-more",
+            "Later drops vary more across seeds: share of increases of the deviation",
+            "App. D.6",
+            1.0,
+            float(np.mean(np.diff(spread) > 0)),
+            0.0,
+            "an order, over six seeds",
+            f"standard deviations of t_m/τ: {_listed(spread)}",
+        ),
+    ]

@@ -1,0 +1,393 @@
+"""The report: its folder, data that are reused, failures, scorecard and page."""
+
+import dataclasses
+import html.parser
+import importlib
+import json
+import re
+
+import numpy as np
+import pytest
+import small_experiment as small
+
+from iclflow.experiments.base import Claim
+from iclflow.report import page, scorecard
+from iclflow.report.build import build
+from iclflow.report.figures import FIGURES, PUBLISHED, Source, choose
+from iclflow.report.folder import prepare, write_text
+from iclflow.report.making import data_key, science
+from iclflow.report.workers import next_work
+from iclflow.store import load
+
+KEYS = {"id", "claim", "equation", "expected", "measured", "tolerance", "holds"}
+FILES = [
+    "data/small_experiment.nc",
+    "figures/small.pdf",
+    "figures/small.png",
+    "index.html",
+    "manifest.json",
+    "scorecard.json",
+]
+
+
+@pytest.fixture(autouse=True)
+def _count_from_zero():
+    small.COMPUTED.clear()
+
+
+def broken(name: str):
+    return small.figure(name, compute="compute_nothing")
+
+
+# The folder
+
+
+def test_a_report_is_these_files(tmp_path):
+    report = build([small.figure()], tmp_path / "new" / "report")
+    assert small.files(tmp_path / "new" / "report") == FILES
+    assert report.index.is_file()
+    assert (report.out / "figures/small.pdf").read_bytes().startswith(b"%PDF")
+    assert (report.out / "figures/small.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_foreign_file_stops_everything_and_is_kept(tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("mine")
+    with pytest.raises(FileExistsError, match=re.escape(str(path))):
+        build([small.figure()], tmp_path)
+    assert path.read_text() == "mine"
+    assert small.files(tmp_path) == [name]
+    assert small.COMPUTED == []
+
+
+def test_files_beside_the_report_are_left_alone(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine.nc").write_text("mine")
+    for _ in range(2):
+        build([small.figure()], tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "data" / "mine.nc").read_text() == "mine"
+    assert small.files(tmp_path) == sorted([*FILES, "notes.txt", "data/mine.nc"])
+
+
+def test_out_must_be_a_folder(tmp_path):
+    (tmp_path / "report").write_text("a file")
+    with pytest.raises(FileExistsError, match="is a file"):
+        build([small.figure()], tmp_path / "report")
+    (tmp_path / "index.html").mkdir()
+    with pytest.raises(FileExistsError, match=r"index\.html"):
+        build([small.figure()], tmp_path)
+
+
+def test_a_run_killed_after_its_first_file_can_be_repeated(tmp_path):
+    prepare(tmp_path, ["index.html", "scorecard.json"])
+    (tmp_path / "index.html").write_text("half")  # as the killed run left it
+    prepare(tmp_path, ["index.html"])
+    assert "scorecard.json" in (tmp_path / "manifest.json").read_text()
+
+
+def test_text_is_written_whole_or_not_at_all(tmp_path):
+    write_text(tmp_path / "a.txt", "first")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(tmp_path / "a.txt", "\ud800")
+    assert (tmp_path / "a.txt").read_text() == "first"
+    assert small.files(tmp_path) == ["a.txt"]
+
+
+# Data
+
+
+def test_the_second_run_reuses_data(tmp_path):
+    first = build([small.figure()], tmp_path)
+    second = build([small.figure()], tmp_path)
+    assert [first.outcomes["small"].status, second.outcomes["small"].status] == [
+        "computed",
+        "reused",
+    ]
+    assert len(small.COMPUTED) == 1
+    assert second.rows == first.rows
+    assert second.outcomes["small"].computing == first.outcomes["small"].computing
+    assert "already finished" in second.index.read_text()
+    assert "already finished" not in page.render(first, [small.figure()])
+
+
+def test_figures_of_one_experiment_share_data(tmp_path):
+    report = build([small.figure("a"), small.figure("b")], tmp_path)
+    assert len(small.COMPUTED) == 1
+    assert [row["figure"] for row in report.rows] == ["a"] * 3
+    assert (tmp_path / "figures/b.pdf").is_file()
+    alone = build([small.figure("b")], tmp_path)
+    assert [row["figure"] for row in alone.rows] == ["b"] * 3
+
+
+def test_quick_data_do_not_replace_those_at_paper_scale(tmp_path):
+    build([small.figure()], tmp_path)
+    build([small.figure()], tmp_path, quick=True)
+    third = build([small.figure()], tmp_path)
+    assert len(small.COMPUTED) == 2
+    assert third.outcomes["small"].status == "reused"
+    assert load(tmp_path / "data/small_experiment.nc").sizes["time"] == 200
+    assert load(tmp_path / "data/small_experiment-quick.nc").sizes["time"] == 20
+
+
+def test_the_key_follows_scale_experiment_and_code(monkeypatch):
+    source = Source("small_experiment")
+    keys = {data_key(source, False), data_key(source, True)}
+    keys.add(data_key(Source("small_experiment", "compute_nothing"), False))
+    monkeypatch.setattr("iclflow.report.making.science", lambda: "other code")
+    keys.add(data_key(source, False))
+    assert len(keys) == 4
+
+
+def test_the_hash_of_the_science_leaves_out_what_only_shows(tmp_path, monkeypatch):
+    def hashed() -> str:
+        science.cache_clear()
+        return science()
+
+    package = tmp_path / "iclflow"
+    for name in ("__init__.py", "task.py", "plots/loss.py"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text("1")
+    monkeypatch.setattr("iclflow.report.making._PACKAGE", package)
+    try:
+        before = hashed()
+        (package / "plots/loss.py").write_text("2")
+        assert hashed() == before
+        (package / "task.py").write_text("2")
+        assert hashed() != before
+    finally:
+        science.cache_clear()
+
+
+@pytest.mark.parametrize("damage", [b"", b"not NetCDF"])
+def test_damaged_data_are_made_again(tmp_path, damage):
+    build([small.figure()], tmp_path)
+    (tmp_path / "data/small_experiment.nc").write_bytes(damage)
+    report = build([small.figure()], tmp_path)
+    assert report.outcomes["small"].status == "computed"
+    assert load(tmp_path / "data/small_experiment.nc").sizes["time"] == 200
+
+
+def test_what_an_interrupted_sweep_returns_is_not_kept(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        build([small.figure(compute="compute_and_be_interrupted")], tmp_path)
+    assert small.COMPUTED == ["compute"]  # it did return
+    assert small.files(tmp_path) == ["manifest.json"]
+
+
+# Failure
+
+
+def test_a_figure_that_fails_does_not_stop_the_others(tmp_path):
+    figures = [
+        broken("a"),
+        dataclasses.replace(small.figure("c"), draw="small_experiment:draw_badly"),
+        small.figure("b"),
+        dataclasses.replace(small.figure("d"), source=Source("no_such_experiment")),
+    ]
+    report = build(figures, tmp_path)
+    assert report.failed == ["a", "c", "d"]
+    errors = {name: found.error for name, found in report.outcomes.items()}
+    assert errors["a"].startswith("FloatingPointError: the loss is not a number (small_experiment")
+    assert "no ink" in errors["c"]
+    assert "no_such_experiment" in errors["d"]
+    text = report.index.read_text()
+    assert "3 of 4 figures could not be made" in text
+    assert "no ink" in text
+    assert {row["figure"] for row in report.rows} == {"c"}  # claims need no ink
+    assert (tmp_path / "figures/b.pdf").is_file()
+
+
+def test_processes_do_the_same_and_one_may_die(tmp_path):
+    figures = [
+        small.figure("a"),
+        small.figure("b", compute="compute_and_die"),
+        broken("c"),
+    ]
+    seen = []
+    report = build(figures, tmp_path, jobs=2, watch=lambda *event: seen.append(event))
+    assert report.failed == ["b", "c"]
+    assert "code 9" in report.outcomes["b"].error
+    assert report.outcomes["c"].error == build([broken("c")], tmp_path).outcomes["c"].error
+    assert len(report.rows) == 3
+    assert {name for name, _, found in seen if found is not None} == {"a", "b", "c"}
+    assert {name for name, done, found in seen if found is None and done == 0.0} == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize(
+    ("waiting", "last", "elsewhere", "chosen"),
+    [
+        (["a", "b", "b"], None, [], 0),
+        (["a", "b", "b"], "b", ["a"], 1),  # the data are here
+        (["a", "b"], "c", ["a"], 1),  # the data are there
+        (["a", "a"], "c", ["a"], 0),  # better than to wait
+    ],
+)
+def test_experiments_go_where_their_data_are(waiting, last, elsewhere, chosen):
+    assert next_work(waiting, last, elsewhere) == chosen
+
+
+# Scorecard
+
+
+def test_scorecard_is_a_list_of_claims(tmp_path):
+    report = build([small.figure()], tmp_path)
+    found = json.loads((tmp_path / "scorecard.json").read_text())
+    assert found == report.rows
+    assert all(set(row) >= KEYS for row in found)
+    assert [row["holds"] for row in found] == [True, False, False]
+    assert found[2]["measured"] is None  # not a number
+    assert found[0]["figure"] == "small"
+
+
+def test_numbers_of_a_claim_become_plain():
+    claim = Claim("a", "b", "(1)", np.float64(1.0), float("nan"), float("inf"), False)
+    (row,) = scorecard.rows({"fig": [claim]})
+    assert json.loads(json.dumps(row, allow_nan=False)) == row
+    assert (row["expected"], row["measured"], row["tolerance"]) == (1.0, None, None)
+
+
+# Page
+
+
+class Reader(html.parser.HTMLParser):
+    """Collects what a page refers to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.images: list[dict] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        if "id" in found:
+            self.ids.append(found["id"])
+        if tag in ("a", "link"):
+            self.links.append(found["href"])
+        if tag == "img":
+            self.images.append(found)
+        if tag not in ("meta", "link", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def read(text: str) -> Reader:
+    reader = Reader()
+    reader.feed(text)
+    assert reader.open == []
+    return reader
+
+
+def test_the_page_is_whole_and_its_links_lead_somewhere(tmp_path):
+    report = build([small.figure("a"), broken("b")], tmp_path)
+    text = report.index.read_text()
+    reader = read(text)
+    assert len(reader.ids) == len(set(reader.ids))
+    for link in reader.links:
+        if link.startswith("#"):
+            assert link[1:] in reader.ids
+        elif not link.startswith(("https://arxiv.org/", "data:")):
+            assert (tmp_path / link).is_file(), link
+    assert [image["alt"] for image in reader.images] == ["A curve that falls."]
+    assert all(image["src"].startswith("data:image/png;base64,") for image in reader.images)
+    assert not re.search(r"<(script|iframe|object)[^>]*\ssrc=|@import|url\(", text)
+    assert "A caption with β &amp; &lt;β&gt;." in text
+    assert "the loss is &lt;small&gt; &amp; below 10⁻⁹" in text
+    assert "iclflow reproduce a" in text
+    assert "80,000" in text  # a setting
+    assert "1<small> of 3</small>" in text
+
+
+def test_the_page_opens_with_what_does_not_hold(tmp_path):
+    text = build([small.figure()], tmp_path).index.read_text()
+    assert text.index("What does not hold") < text.index("The title of small")
+    assert "No claim belongs" in build([small.figure(claims=None)], tmp_path).index.read_text()
+
+
+def test_quick_says_so(tmp_path):
+    assert "Quick form" in build([small.figure()], tmp_path, quick=True).index.read_text()
+    assert "Quick form" not in build([small.figure()], tmp_path).index.read_text()
+
+
+def test_times_are_compared_where_both_are_known(tmp_path):
+    made = [small.figure("fig1"), small.figure("fig5"), broken("fig4")]
+    report = build(made, tmp_path)
+    (row,) = page.comparisons(made, report.outcomes)
+    assert (row["label"], row["published"]) == ("Fig. 1", 26 * 60)
+    found = report.outcomes["fig1"]
+    assert row["ours"] == found.computing + found.drawing
+    both = [small.figure("fig5"), small.figure("fig10")]
+    outcomes = build(both, tmp_path).outcomes
+    (row,) = page.comparisons(both, outcomes)  # one experiment, drawn twice
+    drawing = sum(found.drawing for found in outcomes.values())
+    assert row["ours"] == pytest.approx(outcomes["fig5"].computing + drawing)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.04, "0.0 s"),
+        (9.96, "10 s"),
+        (59.2, "59 s"),
+        (60, "1 min"),
+        (151, "2 min 31 s"),
+        (26 * 60, "26 min"),
+        (3.4 * 3600, "3.4 hours"),
+        (2.9 * 86400, "2.9 days"),
+        (142 * 86400, "142 days"),
+    ],
+)
+def test_durations_in_words(seconds, words):
+    assert page.duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0.0, "0"),
+        (-0.5, "−0.5"),
+        (1e-12, "10⁻¹²"),
+        (-2.5e-7, "−2.5 × 10⁻⁷"),
+        (1234567.0, "1.235 × 10⁶"),
+        (None, "not a number"),
+        ("D drops", "D drops"),
+        (4, "4"),
+    ],
+)
+def test_numbers_in_words(value, words):
+    assert page.number(value) == words
+
+
+# The table of figures
+
+
+def test_the_table_names_every_figure_of_the_paper():
+    wanted = [f"fig{i}" for i in range(1, 11)] + ["v2-softmax", "v2-init", "v2-length"]
+    assert list(FIGURES) == wanted
+    assert all(figure.name == name for name, figure in FIGURES.items())
+    assert {name for entry in PUBLISHED for name in entry.figures} <= set(FIGURES)
+
+
+@pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
+def test_the_table_points_at_functions_there_are(figure):
+    module = importlib.import_module(figure.source.module)
+    assert callable(getattr(module, figure.source.compute))
+    assert figure.source.claims is None or callable(getattr(module, figure.source.claims))
+    home, _, function = figure.draw.partition(":")
+    assert callable(getattr(importlib.import_module(home), function))
+    assert figure.alt.endswith(".")
+    assert figure.caption.endswith(".")
+
+
+def test_choosing_figures():
+    assert choose([]) == choose(["all"]) == choose(["fig3", "all"]) == list(FIGURES.values())
+    assert [figure.name for figure in choose(["fig10", "fig2", "fig10"])] == ["fig2", "fig10"]
+    with pytest.raises(ValueError, match=r"unknown figure 'fig33'; .* did you mean 'fig3'\?"):
+        choose(["fig1", "fig33"])

@@ -1,0 +1,268 @@
+"""The staircase predicted from the initial weights, against an accurate gradient flow."""
+
+import gradient_flow
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from iclflow.losses import Population
+from iclflow.models import ConvNet, Merged, Separate
+from iclflow.task import Task
+from iclflow.theory.modes import Modes
+from iclflow.theory.scalar_ode import X_MID, value_course
+from iclflow.theory.staircase import DropsBy, staircase
+
+LINEAR = Task([0.4, 0.3, 0.2, 0.1], 31)
+TILTED = np.array([[2, 0.5, 0, 0], [0.5, 1, 0.3, 0], [0, 0.3, 1, 0.2], [0, 0, 0.2, 0.5]])
+
+
+def start(task, scale, seed=0, heads=5, rank=1):
+    return Separate.initialiser(task, heads=heads, rank=rank, scale=scale)(jax.random.key(seed))
+
+
+def compare(task, model, probes=0):
+    """The prediction, the flow past its last drop, and the true drop times."""
+    population = Population(task)
+    stairs = staircase(population, model, probes=probes)
+    for factor in (1.3, 5.0):
+        flow = gradient_flow.separate_flow(population, model, factor * stairs.times[-1] + 500)
+        true = flow.crossings(stairs.levels)
+        if np.isfinite(true).all():
+            break
+    return stairs, flow, true
+
+
+def errors(scale, seeds):
+    found = []
+    for seed in range(seeds):
+        stairs, _, true = compare(LINEAR, start(LINEAR, scale, seed))
+        assert len(stairs.times) == 4
+        found.append(np.abs(stairs.times / true - 1))
+    return np.asarray(found)
+
+
+def test_drop_times_at_a_small_init():
+    error = errors(1e-3, 6)
+    assert np.all(np.median(error, axis=0) < 1e-3)
+    assert error.max() < 0.05
+
+
+@pytest.mark.slow
+def test_drop_times_of_a_hundred_starts_at_1e_3():
+    error = errors(1e-3, 100)
+    assert np.all(np.median(error, axis=0) < 1e-3)
+    assert np.mean(error.max(axis=1) < 0.01) >= 0.95
+    assert np.mean(error.max(axis=1) < 0.05) >= 0.98
+
+
+@pytest.mark.slow
+def test_drop_times_of_a_hundred_starts_at_1e_4():
+    assert errors(1e-4, 100).max() < 0.01
+
+
+@pytest.mark.slow
+def test_drop_times_of_a_hundred_starts_at_1e_2():
+    error = errors(1e-2, 100)
+    assert np.all(np.median(error, axis=0) < 0.01)
+    assert np.mean(error.max(axis=1) < 0.05) >= 0.90
+
+
+def test_levels_and_value_weights_are_those_of_the_fixed_points():
+    stairs = staircase(LINEAR, start(LINEAR, 1e-3), probes=0)
+    assert np.allclose(stairs.levels, [1, 0.640580, 0.377372, 0.209805, 0.135995], atol=5e-7)
+    assert np.allclose(np.abs(stairs.values), [1.3097, 1.4301, 1.6120, 1.9470], atol=5e-5)
+    assert stairs.ended == "every mode is learned"
+    assert stairs.escapes.all()
+    assert len(set(stairs.heads)) == 4
+
+
+# name: task options, heads, rank, largest error of a drop time at w = 1e-3
+CASES = {
+    "noise and a rotation": ({"rotation": 3, "label_noise": 0.5}, 5, 1, 1e-3),
+    "one pair of context": ({"context": 1}, 5, 1, 1e-2),
+    "rank two": ({}, 5, 2, 1e-3),
+    "rank three": ({}, 5, 3, 1e-3),
+    "more pairs than dimensions": ({}, 2, 6, 1e-3),
+    "white": ({"spectrum": [1 / 3] * 3}, 4, 1, 1e-4),
+    "white, rank two": ({"spectrum": [1 / 3] * 3}, 4, 2, 1e-4),
+    "equal pairs": ({"spectrum": [0.35, 0.35, 0.15, 0.15], "rotation": 1}, 5, 1, 1e-4),
+    "equal pairs, rank two": ({"spectrum": [0.35, 0.35, 0.15, 0.15], "rotation": 1}, 5, 2, 1e-4),
+    "a zero eigenvalue": ({"spectrum": [0.5, 0.5, 0.2, 0.0]}, 5, 1, 1e-4),
+    "fewer heads than modes": ({}, 2, 1, 1e-3),
+    "one head of rank two": ({}, 1, 2, 1e-3),
+    "no common eigenvectors": ({"task_covariance": TILTED}, 5, 1, 1e-3),
+    "no common eigenvectors, rank two": ({"task_covariance": TILTED}, 3, 2, 1e-3),
+    "gains and drops in different order": (
+        {"spectrum": [1.0, 0.5], "context": 200, "task_covariance": [1.0, 3.0]}, 3, 1, 1e-3,
+    ),
+}  # fmt: skip
+
+
+def make_task(spectrum=(0.4, 0.3, 0.2, 0.1), context=31, rotation=None, **options):
+    if rotation is not None:
+        options["rotation"] = jax.random.key(rotation)
+    return Task(list(spectrum), context, **options)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_kind_of_task_and_head(name):
+    options, heads, rank, tolerance = CASES[name]
+    task = make_task(**options)
+    model = start(task, 1e-3, seed=1, heads=heads, rank=rank)
+    stairs, flow, true = compare(task, model)
+    modes = Modes.of(task).rank
+    count = min(heads * rank, modes)
+    assert len(stairs.times) == count
+    assert stairs.ended == ("every mode is learned" if count == modes else "no head is left")
+    assert np.abs(stairs.times / true - 1).max() < tolerance
+    assert np.all(np.diff(stairs.times) > 0)
+    # A new head is needed for every R modes.
+    assert np.array_equal(np.flatnonzero(stairs.escapes), np.arange(0, count, rank))
+    # The same heads have grown in the flow, and the run ends where it says.
+    end = flow.solution.t[-1]
+    grown = np.flatnonzero(np.abs(flow.values(end)[0]) > 0.5)
+    assert set(grown) == set(stairs.heads)
+    last = dict(zip(stairs.heads, stairs.values, strict=True))
+    if stairs.ended == "every mode is learned":
+        assert flow.loss(end)[0] == pytest.approx(stairs.levels[-1], abs=1e-6)
+    head = int(stairs.heads[-1])
+    assert last[head] == pytest.approx(flow.values(end)[0, head], rel=2e-2)
+
+
+def test_the_loss_and_weight_curves_overlay_the_flow():
+    model = start(LINEAR, 1e-3, seed=1)
+    stairs, flow, true = compare(LINEAR, model)
+    times = np.unique(np.concatenate([t + np.linspace(-60, 60, 13) for t in true]))
+    run = stairs.at(times)
+    # On its own clock each drop has the right shape: shift the flow by the error of the time.
+    index = np.abs(times[:, None] - true[None, :]).argmin(axis=1)
+    shifted = times + (true - stairs.times)[index]
+    assert np.abs(np.asarray(run.loss) - flow.loss(shifted)).max() < 2e-3
+    assert np.abs(np.asarray(run["values"]) - flow.values(shifted)).max() < 2e-2
+    M = flow.matrix(flow.weights(shifted))
+    assert np.abs(np.asarray(run["effective"]) - M).max() < 1e-2 * np.abs(M).max()
+    early = np.linspace(0, 0.9 * true[0], 6)  # dormant heads, v of order 1e-3
+    found, dormant = np.asarray(stairs.at(early)["values"]), flow.values(early)
+    assert np.abs(found - dormant).max() < 1e-3 * np.abs(dormant).max()
+
+
+def test_the_curve_shows_every_drop():
+    stairs = staircase(LINEAR, start(LINEAR, 1e-3), probes=0)
+    curve = stairs.trajectory
+    assert np.array_equal(curve.time, stairs.time)
+    assert np.array_equal(curve.loss, stairs.loss)
+    assert np.all(np.diff(curve.loss) <= 1e-12)
+    for upper, lower in zip(stairs.levels[:-1], stairs.levels[1:], strict=True):
+        inside = (curve.loss < 0.9 * upper + 0.1 * lower) & (curve.loss > 0.1 * upper + 0.9 * lower)
+        assert inside.sum() >= 3
+
+
+def test_value_weights_follow_the_scalar_ode():
+    worst = []
+    for seed in range(3):
+        stairs, flow, true = compare(LINEAR, start(LINEAR, 1e-3, seed))
+        for drop, time in zip(stairs.run.drops, true, strict=True):
+            frame = stairs.run.frame
+            g, k, final = frame.g[drop.mode], frame.curvature[drop.mode], 1 / frame.c[drop.mode]
+            times = time + np.linspace(-12, 12, 1201) / (g * final)
+            values = np.abs(flow.values(times)[:, drop.head]) / final
+            begin = times[np.argmax(values > X_MID)]
+            scale = float(np.interp(begin, times, values))
+            inside = (values > 0.15) & (values < 0.95)
+            found = value_course(times[inside] - begin, scale * final, g, k) / final
+            worst.append(np.abs(np.asarray(found) / values[inside] - 1).max())
+    assert np.median(worst) < 1e-3
+
+
+def test_condition_number_is_the_response_to_a_perturbation():
+    model = start(LINEAR, 1e-3, seed=2)
+    stairs = staircase(LINEAR, model, probes=6)
+    rng = np.random.default_rng(5)
+    moved = []
+    for _ in range(12):
+        noisy = jax.tree.map(lambda a: a * (1 + 1e-5 * rng.standard_normal(a.shape)), model)
+        moved.append(staircase(LINEAR, noisy, probes=0).times / stairs.times - 1)
+    response = np.sqrt(np.mean(np.square(moved), axis=0)) / 1e-5
+    assert np.all(stairs.condition < 3 * response)
+    assert np.all(stairs.condition > response / 3)
+    assert np.isnan(staircase(LINEAR, model, probes=0).condition).all()
+
+
+def test_the_papers_durations_are_an_order_of_magnitude():
+    ratios = []
+    for seed in range(30):
+        stairs = staircase(LINEAR, start(LINEAR, 1e-3, seed), probes=0)
+        ratios.append(stairs.paper_durations / stairs.durations)
+    median = np.median(ratios, axis=0)
+    assert np.all((median > 0.3) & (median < 0.8))
+    assert np.mean(np.abs(np.asarray(ratios) - 1) < 0.05) < 0.2
+    aligned = Separate(
+        values=jnp.full((1, 1, 1), 1e-3),
+        keys=jnp.array([[[1e-3, 0, 0, 0]]]),
+        queries=jnp.array([[[1e-3, 0, 0, 0]]]),
+    )
+    stairs = staircase(LINEAR, aligned, probes=0)  # the case it is meant for
+    assert stairs.paper_durations[0] == pytest.approx(stairs.times[0], rel=2e-3)
+
+
+@pytest.mark.parametrize(("scale", "tolerance"), [(1e-1, 3e-3), (1e-2, 1e-3), (1e-3, 1e-4)])
+def test_following_the_flow_down_each_drop_is_more_accurate(scale, tolerance):
+    population = Population(LINEAR)
+    for seed in range(3):
+        model = start(LINEAR, scale, seed)
+        stairs = staircase(LINEAR, model, drops_by=DropsBy.FLOW, probes=0)
+        flow = gradient_flow.separate_flow(population, model, 1.5 * stairs.times[-1] + 500, 1e-10)
+        true = flow.crossings(stairs.levels)
+        assert np.abs(stairs.times / true - 1).max() < tolerance
+        times = np.unique(np.concatenate([t + np.linspace(-30, 30, 7) for t in true]))
+        shifted = times + (true - stairs.times)[np.abs(times[:, None] - true).argmin(axis=1)]
+        run = stairs.at(times)
+        assert np.abs(np.asarray(run.loss) - flow.loss(shifted)).max() < 10 * tolerance
+        assert np.abs(np.asarray(run["values"]) - flow.values(shifted)).max() < 10 * tolerance
+
+
+def test_scalar_courses_are_refused_where_there_are_none():
+    task = make_task(task_covariance=TILTED)
+    with pytest.raises(ValueError, match="no scalar courses"):
+        staircase(task, start(task, 1e-3), drops_by=DropsBy.COURSE)
+
+
+def test_equivalent_networks_have_the_same_staircase():
+    model = start(LINEAR, 1e-3)
+    times = staircase(LINEAR, ConvNet.from_attention(model), probes=0).times
+    assert np.array_equal(times, staircase(LINEAR, model, probes=0).times)
+
+
+def test_heads_that_cannot_escape_make_no_drops():
+    rest = Separate(
+        values=jnp.zeros((2, 1, 1)), keys=jnp.zeros((2, 1, 4)), queries=jnp.ones((2, 1, 4))
+    )
+    stairs = staircase(LINEAR, rest)
+    assert len(stairs.times) == 0
+    assert stairs.ended == "no head that is left ever escapes"
+    assert np.allclose(stairs.at([0.0, 1e6]).loss, 1.0)
+    assert np.isfinite(stairs.loss).all()
+    nothing = staircase(Task([0.0, 0.0], 5), start(Task([0.0, 0.0], 5), 1e-3))
+    assert len(nothing.times) == 0
+    assert nothing.ended == "every mode is learned"
+
+
+def test_what_it_cannot_take_is_refused():
+    with pytest.raises(ValueError, match="separate key and query, got Merged"):
+        staircase(LINEAR, Merged.initialiser(LINEAR, heads=2, scale=1e-3)(jax.random.key(0)))
+    with pytest.raises(ValueError, match="inputs"):
+        staircase(Task([0.5, 0.5], 31), start(LINEAR, 1e-3))
+    broken = jax.tree.map(lambda a: a * jnp.nan, start(LINEAR, 1e-3))
+    with pytest.raises(ValueError, match="not finite"):
+        staircase(LINEAR, broken)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("heads", "rank"), [(65, 1), (17, 4)])
+def test_a_large_staircase(heads, rank):
+    task = Task(np.arange(64, 0, -1) / 2080, 31)
+    stairs = staircase(task, start(task, 1e-3, heads=heads, rank=rank))
+    assert len(stairs.times) == 64
+    assert np.all(np.diff(stairs.times) > 0)
+    assert np.isfinite(stairs.condition).all()
