@@ -214,7 +214,7 @@ def exit_code(summary: dict[str, Any]) -> int:
 
 def draw(study: Any, runs: Any, path: Path) -> None:
     """The loss with the theory's levels."""
-    from iclflow.plots.loss import loss_figure
+    from iclflow.plots.losses import loss_figure
     from iclflow.plots.style import save_figure
 
     save_figure(loss_figure(runs, levels=study.levels(), title=study.title()), path)

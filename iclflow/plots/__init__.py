@@ -1,1 +1,7 @@
-"""Plots: Datasets in, Axes out; they compute nothing."""
+"""Plots: Datasets in, Figures and Axes out; they compute nothing."""
+
+from iclflow.plots.losses import loss_figure as loss
+from iclflow.plots.losses import plot_loss
+from iclflow.plots.style import save_figure, style
+
+__all__ = ["loss", "plot_loss", "save_figure", "style"]

@@ -28,7 +28,8 @@ class Source:
     def name(self) -> str:
         """A name for files."""
         last = self.module.rpartition(".")[2]
-        return last if self.compute == "compute" else f"{last}-{self.compute}"
+        part = self.compute.removeprefix("compute").lstrip("_")
+        return f"{last}-{part}" if part else last
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The loss over training, with the theory's levels and curves."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -14,10 +15,13 @@ def loss_figure(
     runs: xr.Dataset,
     *,
     levels: Sequence[float] | np.ndarray = (),
-    theory: xr.Dataset | None = None,
+    theory: Any = None,
     title: str = "",
 ) -> Figure:
-    """One panel: the loss of every seed, theory dashed."""
+    """One panel: the loss of every seed, theory dashed.
+
+    `theory` is anything with a `time` and a `loss`: a Dataset, a Trajectory, a Staircase.
+    """
     with style():
         figure = Figure(figsize=(COLUMN * 1.35, COLUMN * 0.85))
         plot_loss(figure.subplots(), runs, levels=levels, theory=theory)
@@ -30,7 +34,7 @@ def plot_loss(
     runs: xr.Dataset,
     *,
     levels: Sequence[float] | np.ndarray = (),
-    theory: xr.Dataset | None = None,
+    theory: Any = None,
 ) -> Axes:
     """Loss against t/τ (steps for optimisers with no clock), dashed levels L(M_m)."""
     timed = "time" in runs.coords and bool(np.all(np.isfinite(runs["time"])))
@@ -41,7 +45,7 @@ def plot_loss(
         label = None if count == 1 else f"seed {runs['seed'].values[i]}"
         axes.plot(clock.values, curve, color=COLOURS[i % len(COLOURS)], label=label)
     if theory is not None:
-        axes.plot(theory["time"].values, theory["loss"].values, label="theory", **THEORY)
+        axes.plot(np.asarray(theory.time), np.asarray(theory.loss), label="theory", **THEORY)
     end = float(clock.values[-1])
     for m, level in enumerate(levels):
         axes.axhline(level, **{**THEORY, "linewidth": 0.6, "color": "0.45"}, zorder=0)

@@ -1,0 +1,24 @@
+"""The scorecard in quick form: no verdict changes unnoticed.
+
+`data/quick_verdicts.json` has what each claim came to when it was last looked at. If a verdict
+changed for a reason, change it there too, by hand.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from iclflow.report.build import build
+from iclflow.report.figures import FIGURES
+
+VERDICTS = Path(__file__).parent / "data" / "quick_verdicts.json"
+
+
+@pytest.mark.slow
+def test_quick_verdicts_have_not_changed(tmp_path):
+    report = build(list(FIGURES.values()), tmp_path, quick=True, jobs=2)
+    assert {name: report.outcomes[name].error for name in report.failed} == {}
+    ids = [row["id"] for row in report.rows]
+    assert len(ids) == len(set(ids))
+    assert {row["id"]: row["holds"] for row in report.rows} == json.loads(VERDICTS.read_text())
