@@ -99,8 +99,9 @@ def claims(data: xr.Dataset) -> list[Claim]:
             "App. C.6.2, Fig. 6",
             1.0,
             early["attention"],
-            PLATEAU,
-            "read when 1% of the drop is done, so that the weights have begun to turn by as much",
+            float(PLATEAU + 5 * sequences**-0.5),
+            "read when 1% of the drop is done and the weights have begun to turn by as much; the "
+            "extra blocks turn the weakest head by some P^(-1/2)",
             f"over heads and seeds; MLP {early['mlp']:.6f}",
         ),
         near(

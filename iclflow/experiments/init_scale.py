@@ -6,6 +6,8 @@ the initial weights stands alone. Large weights hardly move: the loss decays exp
 linear model with the kernel of the start.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,7 +75,7 @@ def _merged() -> dict[str, Variable]:
     task = four_input_task()
     population = Population(task)
     init = Merged.initialiser(task, heads=MERGED_HEADS, scale=1.0)
-    models = _stacked(init, MERGED_SCALES)
+    models = _stacked(draw(init, range(SEEDS)), MERGED_SCALES)
     marks = _marks(MERGED_STEPS)
     loss = train(population, models, MERGED_RATE, marks)["loss"]
     loss = loss.reshape(len(MERGED_SCALES), SEEDS, -1)
@@ -131,7 +133,7 @@ def _lazy_loss(population: Population, model: Merged, time: np.ndarray) -> np.nd
 def _separate() -> dict[str, Variable]:
     task = four_input_task()
     population = Population(task)
-    init = Separate.initialiser(task, heads=SEPARATE_HEADS, scale=1.0)
+    unit = draw(Separate.initialiser(task, heads=SEPARATE_HEADS, scale=1.0), range(SEEDS))
     levels = np.asarray(plateau_losses(task))
     middle = (levels[:-1] + levels[1:]) / 2
     curves, clocks, drops = [], [], []
@@ -140,19 +142,19 @@ def _separate() -> dict[str, Variable]:
         (LARGE_SCALES, LARGE_RATE, LARGE_STEPS),
     ):
         marks = _marks(steps)
-        loss = train(population, _stacked(init, scales), rate, marks)["loss"]
+        loss = train(population, _stacked(unit, scales), rate, marks)["loss"]
         time = 2 * rate * marks
         times = [[first_crossing(time, row, m) for m in middle] for row in loss]
         drops.append(np.reshape(times, (len(scales), SEEDS, -1)))
         curves.append(loss.reshape(len(scales), SEEDS, -1)[:, SHOWN_SEED])
         clocks.append(np.tile(time, (len(scales), 1)))
-    starts = [_stacked(init, (scale,)) for scale in THEORY_SCALES]
+    starts = [_stacked(unit, (scale,)) for scale in THEORY_SCALES]
     stairs = [
         [staircase(population, at(models, s), probes=0) for s in range(SEEDS)] for models in starts
     ]
     shown = [rows[SHOWN_SEED] for rows in stairs]
     theory_time = np.stack([np.geomspace(1e-3, 1.5, 2 * MARKS) * s.times[-1] for s in shown])
-    theory_loss = [s.at(t).loss for s, t in zip(shown, theory_time, strict=True)]
+    theory_loss = [s.run.loss(t) for s, t in zip(shown, theory_time, strict=True)]
     return {
         "separate_time": (("separate_scale", "separate_mark"), np.concatenate(clocks), "t/τ"),
         "separate_loss": (("separate_scale", "separate_mark"), np.concatenate(curves), "loss"),

@@ -206,7 +206,8 @@ def _final_values(task: Task, rank: int) -> Float[np.ndarray, " H"]:
 
 def _marks(end: float) -> Float[np.ndarray, " T"]:
     """Save points that show early drops and late ones: even in the logarithm, and in time."""
-    grids = [[0.0], np.geomspace(20.0, end, 150), np.linspace(20.0, end, 252)[1:-1]]
+    first = min(300.0, end / 20)  # before the first drop of any seed
+    grids = [[0.0], np.geomspace(first, end, 220), np.linspace(first, end, 182)[1:-1]]
     return np.sort(np.concatenate(grids))
 
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jaxtyping import PRNGKeyArray
 
 from iclflow.dataset import stamp
 from iclflow.dynamics import Descent
@@ -35,7 +36,12 @@ def spread(last: int, first: float = 1 / 100) -> np.ndarray:
 def draw(init: AbstractInitialiser, seeds: Sequence[int]) -> AbstractModel:
     """The models of the seeds, stacked; seed s is `init(jax.random.key(s))`, as in a sweep."""
     keys = jax.vmap(jax.random.key)(jnp.asarray(seeds))
-    return eqx.filter_jit(eqx.filter_vmap(init))(keys)
+    return _draw(init, keys)
+
+
+@eqx.filter_jit
+def _draw(init: AbstractInitialiser, keys: PRNGKeyArray) -> AbstractModel:
+    return eqx.filter_vmap(init)(keys)
 
 
 def at(models: Any, index: int) -> Any:

@@ -221,8 +221,8 @@ def _time_claims(data: xr.Dataset) -> list[Claim]:
             float(np.median(ratio)),
             0.2,
             "an approximate equality, read as within a fifth",
-            f"medians of the plateaus {_listed(np.median(ratio, axis=0))}; over all {ratio.min():.2g} "
-            f"to {ratio.max():.2g}: it takes an aligned head for granted",
+            f"medians of the plateaus {_listed(np.median(ratio, axis=0))}; over all "
+            f"{ratio.min():.2g} to {ratio.max():.2g}: it takes an aligned head for granted",
         ),
         below(
             "separate-duration-order",

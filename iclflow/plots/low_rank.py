@@ -1,0 +1,116 @@
+"""Figs 4, 8 and 9: the staircase of the loss for key and query of different rank."""
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
+
+_QUIET = "0.45"
+FIRST = 300.0  # t/τ at which the axis begins; nothing happens before
+
+
+def draw_fig4(data: xr.Dataset) -> Figure:
+    """One panel a rank: six seeds over the levels L(M_m)."""
+    ranks = data["rank"].values.tolist()
+    with style():
+        figure = Figure(figsize=(2 * COLUMN, 1.25 * COLUMN))
+        panels = figure.subplots(2, 2, sharey=True, sharex=True)
+        for i, (axes, rank) in enumerate(zip(panels.flat, ranks, strict=True)):
+            _staircases(axes, data.sel(rank=rank), rank, float(data["clock"].max()))
+            if i % 2 == 0:
+                axes.set_ylabel(r"loss $\mathbb{E}(y_q - \hat{y}_q)^2$")
+            if i >= 2:
+                axes.set_xlabel(r"training time $t/\tau$ ")
+        handles = [
+            Line2D([], [], color=COLOURS[0], label=f"simulation, {data.sizes['seed']} seeds"),
+            Line2D([], [], **THEORY, label=r"$L(\mathcal{M}_m)$, $m$ a multiple of $R$"),
+            Line2D([], [], color=_QUIET, linestyle=":", linewidth=0.7, label="other levels"),
+        ]
+        figure.legend(handles=handles, loc="outside upper center", ncols=3)
+    return figure
+
+
+draw_fig9 = draw_fig4
+
+
+def _staircases(axes: Axes, runs: xr.Dataset, rank: int, end: float) -> None:
+    clock = runs["clock"].values
+    levels = runs["levels"].values
+    last = len(levels) - 1
+    for m, level in enumerate(levels):
+        long = m % rank == 0 or m == last
+        look = {**THEORY, "linewidth": 0.9} if long else {"color": _QUIET, "linestyle": ":"}
+        axes.axhline(level, **{"linewidth": 0.7, **look}, zorder=0)
+    shades = COLOURS[0], COLOURS[5]
+    for i, loss in enumerate(runs["loss"].values):
+        axes.plot(clock, loss, color=shades[i % 2], linewidth=0.9, alpha=0.85)
+    for m in sorted({*range(0, last, rank), last}):
+        # Levels crowd at the bottom: every second name there when all are named.
+        if rank == 1 and m > 3 and (last - m) % 2:
+            continue
+        axes.annotate(
+            rf"$L(\mathcal{{M}}_{{{m}}})$", (1, levels[m]), xycoords=("axes fraction", "data"),
+            xytext=(3, 0), textcoords="offset points", va="center", fontsize=6.5,
+            annotation_clip=False,
+        )  # fmt: skip
+    axes.set_title(f"rank $R = {rank}$")
+    # Each plateau is longer than all before it together; a linear axis shows the last one only.
+    axes.set_xscale("log")
+    axes.set_xlim(FIRST, end)
+    window = float(runs.attrs["paper_window"])
+    axes.axvline(window, color="0.75", linewidth=0.8, zorder=0)
+    if rank == 1:
+        axes.annotate(
+            "paper's window", (window, 1.0), xycoords=("data", "axes fraction"),
+            xytext=(3, -12), textcoords="offset points", va="top", fontsize=6.5, color=_QUIET,
+        )  # fmt: skip
+    axes.set_ylim(0, 1.05)
+
+
+def draw_fig8(data: xr.Dataset) -> Figure:
+    """Loss (top) and value weights (bottom) of one run for each rank, prediction dashed."""
+    ranks = data["rank"].values.tolist()
+    window = float(data.attrs["paper_window"])
+    with style():
+        figure = Figure(figsize=(2 * COLUMN, 1.15 * COLUMN))
+        panels = figure.subplots(2, len(ranks), sharex=True, sharey="row")
+        for column, rank in enumerate(ranks):
+            run = data.sel(rank=rank).isel(seed=0)
+            clock = run["clock"].values
+            top, bottom = panels[:, column]
+            for m, level in enumerate(run["levels"].values):
+                top.axhline(level, **{**THEORY, "color": _QUIET, "linewidth": 0.7}, zorder=0)
+                if column == len(ranks) - 1:
+                    top.annotate(
+                        rf"$L(\mathcal{{M}}_{m})$", (1, level), xycoords=("axes fraction", "data"),
+                        xytext=(3, 0), textcoords="offset points", va="center", fontsize=6.5,
+                    )  # fmt: skip
+            top.plot(clock, run["loss"].values, color="black")
+            top.set_title(f"rank $R = {rank}$")
+            top.set_ylim(0, 1.05)
+            ended = np.abs(run["values"].values[-1])
+            signs = np.where(run["values"].values[-1] < 0, -1, 1)
+            for place, head in enumerate(np.argsort(-ended)):
+                look = {"color": COLOURS[place % len(COLOURS)], "zorder": 3 - place * 0.1}
+                bottom.plot(clock, signs[head] * run["values"].values[:, head], **look)
+                predicted = run["predicted_values"].values[:, head]
+                if np.abs(predicted[-1]) > 0.1 * np.max(ended):  # dashes on dormant heads hide them
+                    shown = run["predicted_clock"].values, signs[head] * predicted
+                    bottom.plot(*shown, **{**THEORY, "zorder": 4})
+            for value in run["final_values"].values:
+                if value > 0:
+                    bottom.axhline(value, color=_QUIET, linestyle=":", linewidth=0.8, zorder=0)
+            bottom.set_xlim(0, window)
+            bottom.set_xlabel(r"training time $t/\tau$")
+        panels[0, 0].set_ylabel(r"loss $\mathbb{E}(y_q - \hat{y}_q)^2$")
+        panels[1, 0].set_ylabel(r"value weights $\pm v_i$")
+        handles = [
+            Line2D([], [], color=COLOURS[0], label="simulation (a colour a head)"),
+            Line2D([], [], **THEORY, label="predicted from the initial weights"),
+            Line2D([], [], color=_QUIET, linestyle=":", label=r"$(\sum_d m_d)^{1/3}$"),
+        ]
+        figure.legend(handles=handles, loc="outside upper center", ncols=3)
+    return figure
