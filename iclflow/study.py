@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -12,12 +12,15 @@ import xarray as xr
 from iclflow.dataset import OUTCOMES
 from iclflow.dynamics import AbstractDynamics, Descent
 from iclflow.losses import AbstractLoss, Population, population_moments
-from iclflow.models import AbstractInitialiser, AbstractLinearModel, AbstractModel, Blocks
+from iclflow.models import MLP, AbstractInitialiser, AbstractLinearModel, AbstractModel, Blocks
 from iclflow.sampling import Progress
 from iclflow.selection import Choice
 from iclflow.settings import Settings
-from iclflow.sweeping import Vary, sweep
+from iclflow.sweeping import Vary, draw_model, sweep
 from iclflow.task import ContextLabels, Task
+
+if TYPE_CHECKING:
+    from iclflow.prediction import Prediction
 
 TEST_SEQUENCES = 5000  # for test losses of models without a population in closed form
 
@@ -85,6 +88,22 @@ class Study:
         merged = self.settings.model in ("merged", "mlp")
         return levels[[0, -1]] if merged else levels
 
+    def prediction(self, runs: xr.Dataset) -> "Prediction | None":
+        """The theory from the same initial weights, where it covers the study."""
+        from iclflow.prediction import predict  # SciPy's integrators: only when asked for
+
+        settings, vary = self.settings, Vary(self.settings.vary)
+        timed = "time" in runs.coords and bool(np.isfinite(runs["time"]).all())
+        if settings.fixed_fraction > 0 or self.task.outputs > 1 or not timed:
+            return None
+        tasks, models = [], []
+        for offset, seed in enumerate(runs["seed"].values):
+            tasks.append(settings.task(offset) if vary is Vary.ALL else self.task)
+            number = settings.seed if vary is Vary.DATA else int(seed)
+            model = draw_model(self.init, jax.random.key(number))
+            models.append(model.as_attention() if isinstance(model, MLP) else model)
+        return predict(tasks, models, runs)
+
     def title(self) -> str:
         """One line that names the experiment."""
         s = self.settings
@@ -92,7 +111,7 @@ class Study:
         data = "population" if s.sequences is None else f"P = {s.sequences:,}"
         return f"{s.model}, D = {self.task.size}, N = {s.context}, H = {s.heads}{rank}, {data}"
 
-    def summary(self, runs: xr.Dataset) -> dict[str, Any]:
+    def summary(self, runs: xr.Dataset, theory: "Prediction | None" = None) -> dict[str, Any]:
         """Numbers of the runs, ready for JSON."""
         settings = self.settings
         rate = float(self.dynamics.rate) if isinstance(self.dynamics, Descent) else None
@@ -116,6 +135,9 @@ class Study:
             "final_loss": last,
             **tests,
             "plateau_losses": self.levels().tolist(),
+            "predicted_drop_times": None if theory is None else theory.predicted.tolist(),
+            "measured_drop_times": None if theory is None else theory.measured.tolist(),
+            "drop_time_error": None if theory is None else theory.error,
             "content_key": runs.attrs["content_key"],
         }
 

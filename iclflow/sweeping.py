@@ -69,7 +69,7 @@ def sweep(
         for j, seed in enumerate(numbers):
             key = jax.random.key(seed)
             weights = jax.random.key(numbers[0]) if vary is Vary.DATA else key
-            runs.append(Run((*index, j), losses[j], _draw(here[1], weights), here[2], key))
+            runs.append(Run((*index, j), losses[j], draw_model(here[1], weights), here[2], key))
     for run in runs:
         reason = run.dynamics.admits(run.loss, run.model)
         if reason is not None:
@@ -93,7 +93,8 @@ def sweep(
 
 
 @eqx.filter_jit
-def _draw(init: AbstractInitialiser, key: PRNGKeyArray) -> AbstractModel:
+def draw_model(init: AbstractInitialiser, key: PRNGKeyArray) -> AbstractModel:
+    """`init(key)`, compiled once for all keys."""
     return init(key)
 
 

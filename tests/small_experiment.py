@@ -63,7 +63,9 @@ def draw_badly(data) -> Drawing:
 
 def figure(name: str = "small", **changes) -> Figure:
     source = Source(
-        "small_experiment", changes.pop("compute", "compute"), changes.pop("claims", "claims")
+        "small_experiment",
+        changes.pop("compute", "compute"),
+        changes.pop("claims", "small_experiment:claims"),
     )
     given = {
         "name": name,

@@ -2,7 +2,6 @@
 
 import dataclasses
 import html.parser
-import importlib
 import json
 import re
 
@@ -15,7 +14,7 @@ from iclflow.report import page, scorecard
 from iclflow.report.build import build
 from iclflow.report.figures import FIGURES, PUBLISHED, Source, choose
 from iclflow.report.folder import prepare, write_text
-from iclflow.report.making import data_key, science
+from iclflow.report.making import data_key, named, science
 from iclflow.report.workers import next_work
 from iclflow.store import load
 
@@ -365,6 +364,48 @@ def test_numbers_in_words(value, words):
     assert page.number(value) == words
 
 
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("L(M_m) at x_q", "L(M<sub>m</sub>) at x<sub>q</sub>"),
+        ("key_labels < P^(-1/2)", "key_labels &lt; P<sup>−1/2</sup>"),
+        ("slope -0.5, well-known", "slope −0.5, well-known"),
+    ],
+)
+def test_mathematics_in_prose(text, html):
+    assert page.prose(text) == html
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("over all seeds", "Over all seeds."),
+        ("a count", "A count."),
+        ("w² over the size", "w² over the size."),
+        ("P = 80,000.", "P = 80,000."),
+        ("|cos| of two", "|cos| of two."),
+    ],
+)
+def test_notes_become_sentences(text, whole):
+    assert page.sentence(text) == whole
+
+
+def test_settings_are_words():
+    attributes = {
+        "settings": '{"kind": "fast", "sequences": 80000, "rates": [0.5, 1e-7], "missing": null}',
+        "scale": 0.07,
+        "content_key": "abc",
+        "quick": 0,
+    }
+    assert page.settings(attributes) == [
+        ("kind", "fast"),
+        ("sequences", "80,000"),
+        ("rates", "0.5, 1e-07"),
+        ("scale", "0.07"),
+    ]
+    assert page.settings({"settings": "as in the paper"}) == [("as stated", "as in the paper")]
+
+
 # The table of figures
 
 
@@ -377,11 +418,9 @@ def test_the_table_names_every_figure_of_the_paper():
 
 @pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
 def test_the_table_points_at_functions_there_are(figure):
-    module = importlib.import_module(figure.source.module)
-    assert callable(getattr(module, figure.source.compute))
-    assert figure.source.claims is None or callable(getattr(module, figure.source.claims))
-    home, _, function = figure.draw.partition(":")
-    assert callable(getattr(importlib.import_module(home), function))
+    assert callable(named(f"{figure.source.module}:{figure.source.compute}"))
+    assert figure.source.claims is None or callable(named(figure.source.claims))
+    assert callable(named(figure.draw))
     assert figure.alt.endswith(".")
     assert figure.caption.endswith(".")
 

@@ -80,6 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     runs.add_argument("--from", dest="file", metavar="TOML", help="settings file; options win")
     runs.add_argument("--out", type=Path, metavar="FILE.nc", help="write the runs as NetCDF")
     runs.add_argument("--plot", type=Path, metavar="FILE.png", help="draw loss and theory")
+    runs.add_argument(
+        "--theory", action="store_true", help="predict the drop times too (--plot does)"
+    )
     runs.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -177,12 +180,14 @@ def run(args: argparse.Namespace) -> int:
         runs = study.run(progress=report)
     if args.out is not None:
         save(runs, args.out)
-    summary = study.summary(runs)
+    with progress("theory", quiet=args.json):
+        theory = study.prediction(runs) if args.plot is not None or args.theory else None
+    summary = study.summary(runs, theory)
     summary["seconds"] = round(time.perf_counter() - began, 3)
     summary["out"] = None if args.out is None else str(args.out)
     summary["plot"] = None if args.plot is None else str(args.plot)
     if args.plot is not None:
-        draw(study, runs, args.plot)
+        draw(study, runs, theory, args.plot)
     if args.json:
         print_json(summary)
     else:
@@ -212,12 +217,16 @@ def exit_code(summary: dict[str, Any]) -> int:
     return 0
 
 
-def draw(study: Any, runs: Any, path: Path) -> None:
-    """The loss with the theory's levels."""
+def draw(study: Any, runs: Any, theory: Any, path: Path) -> None:
+    """The loss with the theory's levels and, where there is one, its prediction."""
     from iclflow.plots.losses import loss_figure
     from iclflow.plots.style import save_figure
 
-    save_figure(loss_figure(runs, levels=study.levels(), title=study.title()), path)
+    curves = None if theory is None else theory.curves
+    title = study.title()
+    if theory is not None and theory.error == theory.error:
+        title += f"\ntheory from the initial weights: drop times to {theory.error:.1%} (median)"
+    save_figure(loss_figure(runs, levels=study.levels(), theory=curves, title=title), path)
 
 
 def show(summary: dict[str, Any]) -> None:
@@ -247,6 +256,13 @@ def show(summary: dict[str, Any]) -> None:
     if summary["plateau_losses"]:
         levels = ", ".join(f"{level:.6f}" for level in summary["plateau_losses"])
         console.print(f"theory, plateau losses L(M_m): {levels}")
+    if summary["drop_time_error"] is not None:
+        error = summary["drop_time_error"]
+        console.print(
+            f"theory, drop times from the initial weights: median error {error:.2%}"
+            if error == error
+            else "theory: no predicted drop within this run"
+        )
     for what in ("out", "plot"):
         if summary[what]:
             console.print(f"wrote {summary[what]}")

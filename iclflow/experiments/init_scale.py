@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jaxtyping import Array
 
 from iclflow.experiments.base import Claim, Progress, below, near
 from iclflow.experiments.four_inputs import SEEDS, four_input_task
@@ -62,13 +63,14 @@ def _marks(last: int) -> np.ndarray:
     return np.unique(np.round(np.geomspace(1, last, MARKS)).astype(int)) - 1
 
 
-def _stacked(init, scales: tuple[float, ...]):
-    """Models of all scales and seeds: a seed's weights differ by a factor only."""
-    one = draw(init, range(SEEDS))
-    factors = jnp.asarray(scales)
-    return jax.tree.map(
-        lambda a: (factors.reshape(-1, *([1] * a.ndim)) * a[None]).reshape(-1, *a.shape[1:]), one
-    )
+def _stacked(one: Any, scales: tuple[float, ...]) -> Any:
+    """The models of all seeds at all scales: a seed's weights differ by a factor only."""
+
+    def scaled(a: Array) -> Array:
+        whole = jnp.asarray(scales).reshape(-1, *([1] * a.ndim)) * a[None]
+        return whole.reshape(-1, *a.shape[1:])
+
+    return jax.tree.map(scaled, one)
 
 
 def _merged() -> dict[str, Variable]:

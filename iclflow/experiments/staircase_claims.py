@@ -20,6 +20,7 @@ def _function_claims(data: xr.Dataset) -> list[Claim]:
     sequences, scale = int(data.attrs["sequences"]), float(data.attrs["scale"])
     exact = np.abs(data[f"{POPULATION}plateau_loss"].values - levels).max()
     sampled = np.abs(data["plateau_loss"].values - levels).max()
+    drift = data["conserved_drift"].values
     finished = np.isfinite(data["drop_time"].values).all(axis=1)
     inside = data["drop_time"].values[:, -1] <= 2 * data.attrs["rate"] * data.attrs["window"]
     return [
@@ -79,13 +80,17 @@ def _function_claims(data: xr.Dataset) -> list[Claim]:
             f"on P = {sequences:,} sequences they grow to "
             f"{float(data['sample_blocks'].isel(time=-1).max()):.2g}",
         ),
-        below(
+        near(
             "separate-conserved",
-            "‖k‖² - ‖q‖² and ‖k‖² - v² of every head do not change under gradient flow",
+            "‖k‖² - ‖q‖² and ‖k‖² - v² are conserved: drift in descent over drift at half the rate",
             "(79)",
-            float(data["flow_drift"].max()),
-            1e-7,
-            "the tolerance of the solver, 1e-9 a step, over some hundred steps",
+            2.0,
+            float(drift[0] / drift[1]),
+            0.2,
+            "conserved by the flow, they drift in proportion to the rate of descent; corrections "
+            "are of relative order rate times curvature, below 0.1",
+            f"largest drift over all heads at the figure's rate {drift[0]:.2g}, beside weights of "
+            f"squared size {float(data['value_limit'].max()) ** 2:.2g}",
         ),
     ]
 
@@ -118,12 +123,13 @@ def _alignment(data: xr.Dataset, name: str) -> np.ndarray:
     return np.where(later, np.nan, cosine)
 
 
-def _order(data: xr.Dataset) -> np.ndarray:
-    """Whether drop m is made by a head that ends on eigenvector m, [seed, m]."""
-    heads = data["drop_head"].values
-    last = np.take_along_axis(data["plateau_keys"].values[:, -1], heads[..., None], axis=1)
-    along = np.abs(np.einsum("skd,de->ske", last, data["eigenvectors"].values))
-    return np.argmax(along, axis=2) == np.arange(heads.shape[1])[None, :]
+def _order(data: xr.Dataset, prefix: str) -> float:
+    """The share of drops m made by a head whose key then is nearest to eigenvector m."""
+    heads = data[f"{prefix}drop_head"].values
+    after = data[f"{prefix}plateau_keys"].values[:, 1:]  # [seed, drop, head, row]
+    keys = np.take_along_axis(after, heads[:, :, None, None], axis=2)[:, :, 0]
+    along = np.abs(np.einsum("skd,de->ske", keys, data["eigenvectors"].values))
+    return float(np.mean(np.argmax(along, axis=2) == np.arange(heads.shape[1])[None, :]))
 
 
 def _value_errors(data: xr.Dataset) -> np.ndarray:
@@ -142,7 +148,7 @@ def _weight_claims(data: xr.Dataset) -> list[Claim]:
     cosines = [_alignment(data, name) for name in ("keys", "queries")]
     by_seed = np.nanmin(np.stack(cosines), axis=(0, 2, 3))
     smallest = float(by_seed.min())
-    order, errors = _order(data), _value_errors(data)
+    errors = _value_errors(data)
     heads = data[f"{POPULATION}drop_head"].values
     final = np.abs(np.take_along_axis(data[f"{POPULATION}plateau_values"].values[:, -1], heads, 1))
     shifts = np.abs(final / data["value_limit"].values - 1)
@@ -152,9 +158,10 @@ def _weight_claims(data: xr.Dataset) -> list[Claim]:
             "Eigenvectors are learned in the order of their eigenvalues",
             "Sec. 4.3",
             1.0,
-            float(order.mean()),
+            _order(data, POPULATION),
             0.0,
-            "a count, over all drops of all seeds on the sampled data",
+            "a count, over all drops of all seeds",
+            f"in the population; on the sampled data {_order(data, ''):.2f}",
         ),
         near(
             "key-query-alignment",

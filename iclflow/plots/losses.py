@@ -45,7 +45,9 @@ def plot_loss(
         label = None if count == 1 else f"seed {runs['seed'].values[i]}"
         axes.plot(clock.values, curve, color=COLOURS[i % len(COLOURS)], label=label)
     if theory is not None:
-        axes.plot(np.asarray(theory.time), np.asarray(theory.loss), label="theory", **THEORY)
+        curves = np.atleast_2d(np.asarray(theory.loss))
+        for i, curve in enumerate(curves):
+            axes.plot(np.asarray(theory.time), curve, label=None if i else "theory", **THEORY)
     end = float(clock.values[-1])
     for m, level in enumerate(levels):
         axes.axhline(level, **{**THEORY, "linewidth": 0.6, "color": "0.45"}, zorder=0)
@@ -59,7 +61,7 @@ def plot_loss(
     axes.set_xlim(0, end)
     axes.set_ylim(0, None)
     if count > 1 or theory is not None:
-        axes.legend(ncols=2, loc="upper right", bbox_to_anchor=(1.0, 0.93))
+        axes.legend(ncols=3, loc="upper right", bbox_to_anchor=(1.0, 0.94))
     if timed and "step" in runs.coords and not np.array_equal(runs["step"], runs["time"]):
         scale = float(runs["step"].values[-1]) / end
         there, back = lambda t: np.asarray(t) * scale, lambda s: np.asarray(s) / scale

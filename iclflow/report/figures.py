@@ -9,14 +9,15 @@ MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where data and claims come from: an experiment's module and the names of its functions.
+    """Where data and claims come from: functions of an experiment.
 
-    Figures may share one; its claims are then listed with the first of them in a report.
+    `claims` is `module:function`, Dataset -> claims. Figures may share a source; its claims are
+    then listed with the first of them in a report.
     """
 
     module: str
     compute: str = "compute"
-    claims: str | None = "claims"
+    claims: str | None = None
     data: str = ""  # experiments with the same word here share training data
 
     @property
@@ -70,7 +71,10 @@ def _figure(
     name: str, label: str, title: str, experiment: str, draw: str, caption: str, alt: str,
     *, compute: str = "compute", claims: str | None = "claims", data: str = "",
 ) -> Figure:  # fmt: skip
-    source = Source(f"iclflow.experiments.{experiment}", compute, claims, data)
+    home = "iclflow.experiments."
+    if claims is not None:
+        claims = home + (claims if ":" in claims else f"{experiment}:{claims}")
+    source = Source(home + experiment, compute, claims, data)
     caption, alt = " ".join(caption.split()), " ".join(alt.split())
     return Figure(name, label, title, source, f"iclflow.plots.{draw}", caption, alt)
 
@@ -86,6 +90,7 @@ _ALL = (
         """Diagram of merged linear attention and of the two-layer network, beside their loss over
         training: a flat plateau, one sharp drop, and a low second plateau; the two curves coincide
         and theory is dashed on top.""",
+        data="four_inputs",
     ),
     _figure(
         "fig2", "Figure 2", "Rank-one attention as a sum of convolutional networks",
@@ -108,16 +113,18 @@ _ALL = (
         """Three panels. Left: the loss of six runs descends in four steps, each at a dashed level.
         Middle: value weights of the heads grow one after another along dashed theory curves. Right:
         heatmaps of key weights on each plateau beside the eigenvectors they match.""",
+        data="four_inputs",
     ),
     _figure(
         "fig4", "Figure 4", "Key and query of rank R: plateaus at every R-th level",
-        "low_rank", "low_rank:fig4",
+        "low_rank", "low_rank:draw_fig4",
         """Eight input dimensions with eigenvalues proportional to 1/d, ranks 1, 2, 4 and 8, six
         initialisations each. A value weight that has grown serves all R components of its head, so
-        the long plateaus are those at L(M_m) with m = 0, R, 2R, …, and rank D has one drop like the
-        merged model.""",
+        the long plateaus are those at L(M_m) with m = 0, R, 2R, …: eight at rank one, and a single
+        one at rank eight.""",
         """Four panels of loss curves, for ranks 1, 2, 4 and 8: the higher the rank, the fewer the
         long plateaus; dashed lines mark the levels.""",
+        compute="compute_fig4", claims="low_rank_claims:claims_fig4",
     ),
     _figure(
         "fig5", "Figure 5", "In weight first, then in context",
@@ -136,6 +143,7 @@ _ALL = (
         predict them.""",
         """Heatmaps in two rows, plateau and convergence: weights of the attention heads, of the
         network's hidden units, and the matrix of data statistics that predicts both.""",
+        data="four_inputs",
     ),
     _figure(
         "fig7", "Figure 7", "When each plateau begins and ends",
@@ -144,19 +152,22 @@ _ALL = (
         the lengths of the plateaus as the theory gives them.""",
         """Loss and value weights of one run over training with vertical marks at four times, one
         at each drop.""",
+        data="four_inputs",
     ),
     _figure(
         "fig8", "Figure 8", "Value weights at higher rank",
-        "low_rank", "low_rank:fig8",
+        "low_rank", "low_rank:draw_fig8",
         """Four input dimensions, ranks 2, 3 and 4: one value weight grows for each group of R
         eigenvectors, and the loss has its long plateaus between groups.""",
         """Panels of loss and of value weights over training, for ranks 2, 3 and 4.""",
+        compute="compute_fig8", claims="low_rank_claims:claims_fig8",
     ),
     _figure(
         "fig9", "Figure 9", "The other ranks",
-        "low_rank", "low_rank:fig9",
+        "low_rank", "low_rank:draw_fig9",
         """As Figure 4, for ranks 3, 5, 6 and 7.""",
         """Four panels of loss curves, for ranks 3, 5, 6 and 7, with dashed levels.""",
+        compute="compute_fig9", claims="low_rank_claims:claims_fig9",
     ),
     _figure(
         "fig10", "Figure 10", "Every portion of fixed sequences",

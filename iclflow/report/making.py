@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -103,7 +103,7 @@ def _data(
         except ValueError:
             pass  # unreadable: made again
     began = time.perf_counter()
-    compute = getattr(importlib.import_module(source.module), source.compute)
+    compute = named(f"{source.module}:{source.compute}")
     with _whole():
         data: xr.Dataset = compute(quick=quick, progress=progress)
     extra = {"content_key": key, "compute_seconds": time.perf_counter() - began}
@@ -124,9 +124,8 @@ def _draw(
     began, claims, error = time.perf_counter(), (), ""
     try:
         if settle is not None:
-            claims = tuple(getattr(importlib.import_module(figure.source.module), settle)(data))
-        module, _, function = figure.draw.partition(":")
-        drawn = getattr(importlib.import_module(module), function)(data)
+            claims = tuple(named(settle)(data))
+        drawn = named(figure.draw)(data)
         for kind in ("pdf", "png"):
             save_figure(drawn, out / "figures" / f"{figure.name}.{kind}")
     except Exception as failure:
@@ -140,6 +139,12 @@ def _draw(
         attributes=dict(data.attrs),
         error=error,
     )
+
+
+def named(path: str) -> Callable[..., Any]:
+    """The function `module:function`."""
+    module, _, function = path.partition(":")
+    return getattr(importlib.import_module(module), function)
 
 
 @contextmanager

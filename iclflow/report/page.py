@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import platform
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
+from markupsafe import Markup, escape
 
 import iclflow
 from iclflow.report.figures import FIGURES, PUBLISHED, Figure
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 # Attributes of a Dataset that are provenance, not settings.
 _PROVENANCE = {
     "content_key", "compute_seconds", "iclflow_version", "jax_version", "device", "python",
-    "Conventions", "settings",
+    "Conventions", "settings", "quick", "figure",
 }  # fmt: skip
 
 
@@ -41,7 +43,8 @@ def render(report: "Report", figures: Sequence[Figure]) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"duration": duration, "number": number, "factor": factor}
+    shown = (capital, duration, number, factor, prose, sentence)
+    environment.filters |= {function.__name__: function for function in shown}
     rows, outcomes, today = report.rows, report.outcomes, datetime.now()
     sources = {figure.source: outcomes[figure.name] for figure in figures}
     return environment.get_template("report.html.j2").render(
@@ -106,17 +109,16 @@ def comparisons(figures: Sequence[Figure], outcomes: Mapping[str, Outcome]) -> l
 
 def settings(attributes: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The settings among a Dataset's attributes, as words."""
-    found: dict[str, Any] = {}
+    stated = str(attributes.get("settings", "null"))
     try:
-        inner = json.loads(str(attributes.get("settings", "{}")))
+        found = json.loads(stated)
     except ValueError:
-        inner = attributes["settings"]
-    if isinstance(inner, Mapping):
-        found |= inner
-    elif inner is not None:
-        found["settings"] = inner
-    found |= {k: v for k, v in attributes.items() if k not in _PROVENANCE}
-    return [(str(k).replace("_", " "), _words(v)) for k, v in found.items() if v is not None]
+        found = stated
+    if not isinstance(found, Mapping):
+        found = {"as stated": found}
+    shown = {k: v for k, v in {**found, **attributes}.items() if k not in _PROVENANCE}
+    shown = {k: v for k, v in shown.items() if v is not None}
+    return [(str(k).replace("_", " "), _words(v)) for k, v in shown.items()]
 
 
 def _words(value: Any) -> str:
@@ -158,6 +160,25 @@ def factor(ratio: float) -> str:
     if ratio < 1:
         return f"{ratio:.2g}"
     return f"{float(f'{ratio:.2g}'):,.0f}" if ratio >= 10 else f"{ratio:.2g}"
+
+
+def prose(text: str) -> Markup:
+    """Text with its plain-text mathematics raised and lowered: x_q, L(M_m), P^(-1/2)."""
+    found = re.sub(r"(?<!\w)(\w)_(\w+)", r"\1<sub>\2</sub>", str(escape(text)))
+    found = re.sub(r"\^\(([^()]*)\)", r"<sup>\1</sup>", found)
+    return Markup(re.sub(r"(?<=[\^(>≈ ])-(?=\d)", "\N{MINUS SIGN}", found))
+
+
+def sentence(text: str) -> str:
+    """Text as a sentence of its own."""
+    text = capital(text.strip())
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def capital(text: str) -> str:
+    """Text with a large first letter, unless that is a symbol: w² stays w²."""
+    word = re.match(r"(a|[a-z]{2,})(?=[\s,:-])", text)
+    return text[:1].upper() + text[1:] if word else text
 
 
 def number(value: Any) -> str:
