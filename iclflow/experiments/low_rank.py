@@ -134,7 +134,7 @@ def compute_fig8(*, quick: bool = False, progress: Progress | None = None) -> xr
     seeds, sequences = (QUICK_SEEDS, QUICK_SEQUENCES) if quick else (SEEDS, SEQUENCES)
     task = four_input_task()
     start = padded(task, HEADS_8, max(RANKS_8), SCALE_8)
-    runs = _train(four_input_moments(quick), start, RANKS_8, seeds, _marks(END_8))
+    runs = _train(four_input_moments(quick), start, RANKS_8, seeds, _marks(END_8, 20.0))
     data = _labelled("fig8", runs, task, WINDOW_8, sequences, SCALE_8)
     times, values, final = [], [], []
     for i, rank in enumerate(RANKS_8):
@@ -204,9 +204,8 @@ def _final_values(task: Task, rank: int) -> Float[np.ndarray, " H"]:
     return np.sort(np.abs(np.asarray(model.values)[:, 0, 0]))[::-1]
 
 
-def _marks(end: float) -> Float[np.ndarray, " T"]:
+def _marks(end: float, first: float = 300.0) -> Float[np.ndarray, " T"]:
     """Save points that show early drops and late ones: even in the logarithm, and in time."""
-    first = min(300.0, end / 20)  # before the first drop of any seed
     grids = [[0.0], np.geomspace(first, end, 220), np.linspace(first, end, 182)[1:-1]]
     return np.sort(np.concatenate(grids))
 

@@ -9,12 +9,14 @@ from matplotlib.lines import Line2D
 
 from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
 
+# Name, colour and width: where curves coincide the wider ones show beside the narrower.
 _CURVES = {
-    "training": ("training loss", "black"),
-    "in_weight": ("in-weight test loss", COLOURS[1]),
-    "in_context": ("in-context test loss", COLOURS[0]),
+    "training": ("training loss", COLOURS[2], 2.8),
+    "in_weight": ("in-weight test loss", COLOURS[1], 1.7),
+    "in_context": ("in-context test loss", COLOURS[0], 0.9),
 }
-_PREDICTED = {**THEORY, "color": "0.45", "linewidth": 0.9, "zorder": 1}
+_PREDICTED = {**THEORY, "linewidth": 0.9, "zorder": 5}
+_LEVEL = {"color": "0.4", "linestyle": ":", "linewidth": 0.9, "zorder": 0}
 _LABEL = r"loss $\mathbb{E}(y_q - \hat{y}_q)^2$"
 
 
@@ -27,17 +29,15 @@ def draw_fig5(data: xr.Dataset) -> Figure:
         _losses(left, data.sel(portion=shown), float(data.attrs["final_in_context"]))
         left.set_title(f"{shown:.0%} of task vectors fixed")
         left.set_ylabel(_LABEL)
-        handles = [Line2D([], [], color=c, label=name) for name, c in _CURVES.values()]
-        handles.append(Line2D([], [], **_PREDICTED, label="first drop, predicted"))
-        left.legend(handles=handles, loc="upper right")
+        left.legend(handles=_handles(), loc="upper right")
         # Past the dark end of a map that reads in grey; its yellow end is too pale for lines.
         shades = colormaps["viridis"](np.linspace(0.0, 0.85, data.sizes["portion"]))
         for colour, portion in zip(shades, data["portion"].values, strict=True):
             run = data.sel(portion=portion)
             right.plot(run["time"], run["training"], color=colour, label=f"{portion:.0%}")
             _prediction(right, run)
-        right.set_title("training loss by portion fixed")
-        right.legend(loc="upper right", ncols=2, title="portion fixed", title_fontsize=7)
+        right.set_title("training loss, portions fixed")
+        right.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="fixed", title_fontsize=7)
         for axes in (left, right):
             _frame(axes, data)
     return figure
@@ -52,30 +52,37 @@ def draw_fig10(data: xr.Dataset) -> Figure:
             _losses(axes, data.sel(portion=portion), float(data.attrs["final_in_context"]))
             axes.set_title(f"({'abcdef'[i]}) {portion:.0%} fixed")
             _frame(axes, data)
+            axes.set_ylim(0, 1.6)
             if i % panels.shape[1]:
                 axes.set_ylabel("")
             else:
                 axes.set_ylabel(_LABEL)
             if i < panels.shape[1]:
                 axes.set_xlabel("")
-        handles = [Line2D([], [], color=c, label=name) for name, c in _CURVES.values()]
-        handles.append(Line2D([], [], **_PREDICTED, label="first drop, predicted"))
-        figure.legend(handles=handles, loc="outside upper center", ncols=4)
+        figure.legend(handles=_handles(), loc="outside upper center", ncols=3)
     return figure
 
 
 def _losses(axes: Axes, run: xr.Dataset, level: float) -> None:
-    for name, (_, colour) in _CURVES.items():
-        # Where curves coincide (no fixed task, or all fixed) the upper ones leave gaps.
-        gaps = {"training": {}, "in_weight": {"dashes": (5, 2)}, "in_context": {}}[name]
-        axes.plot(run["time"], run[name], color=colour, **gaps)
+    for name, (_, colour, width) in _CURVES.items():
+        axes.plot(run["time"], run[name], color=colour, linewidth=width)
     _prediction(axes, run)
-    axes.axhline(level, color="0.45", linestyle=":", linewidth=0.8, zorder=0)
+    axes.axhline(level, **_LEVEL)
+
+
+def _handles() -> list[Line2D]:
+    lines = [
+        Line2D([], [], color=colour, linewidth=width, label=name)
+        for name, colour, width in _CURVES.values()
+    ]
+    lines.append(Line2D([], [], **_PREDICTED, label="first drop, predicted"))
+    lines.append(Line2D([], [], **_LEVEL, label="least squares in context"))
+    return lines
 
 
 def _prediction(axes: Axes, run: xr.Dataset) -> None:
     """The predicted first drop, up to a little after its end: it knows nothing of the rest."""
-    until = run["time"].values <= 1.25 * float(run["predicted_end"])
+    until = run["time"].values <= float(run["predicted_end"]) + 15
     axes.plot(run["time"].values[until], run["predicted"].values[until], **_PREDICTED)
 
 

@@ -10,6 +10,7 @@ from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
 
 _QUIET = "0.45"
 FIRST = 300.0  # t/τ at which the axis begins; nothing happens before
+NAME_HEIGHT = 0.08  # of the loss axis
 
 
 def draw_fig4(data: xr.Dataset) -> Figure:
@@ -47,10 +48,13 @@ def _staircases(axes: Axes, runs: xr.Dataset, rank: int, end: float) -> None:
     shades = COLOURS[0], COLOURS[5]
     for i, loss in enumerate(runs["loss"].values):
         axes.plot(clock, loss, color=shades[i % 2], linewidth=0.9, alpha=0.85)
+    named = np.inf
     for m in sorted({*range(0, last, rank), last}):
-        # Levels crowd at the bottom: every second name there when all are named.
-        if rank == 1 and m > 3 and (last - m) % 2:
+        # Levels crowd at the bottom, where not all of them have room for a name.
+        room = min(named - levels[m], levels[m] - levels[-1])
+        if m != last and room < NAME_HEIGHT:
             continue
+        named = levels[m]
         axes.annotate(
             rf"$L(\mathcal{{M}}_{{{m}}})$", (1, levels[m]), xycoords=("axes fraction", "data"),
             xytext=(3, 0), textcoords="offset points", va="center", fontsize=6.5,

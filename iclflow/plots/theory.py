@@ -21,7 +21,9 @@ def theory_figure(
         if curve is None:
             axes.stairs(levels, baseline=None, color=COLOURS[0], linewidth=1.6)
             axes.set_xlabel("modes learned $m$")
-            axes.set_xticks([m + 0.5 for m in range(len(levels))], range(len(levels)))
+            axes.set_xticks(
+                [m + 0.5 for m in range(len(levels))], [str(m) for m in range(len(levels))]
+            )
             axes.set_xlim(0, len(levels))
         else:
             end = float(curve["time"].values[-1])
