@@ -36,7 +36,7 @@ def test_memory_decides(monkeypatch):
     task = TASKS["plain"]()
     model = MODELS["merged"](task, Blocks.FULL, 1.0)(KEY)
     monkeypatch.setattr("iclflow.selection.available_bytes", lambda: 10_000)
-    assert icl.select(task, model, 40).level == "features"
+    assert icl.select(task, model, 20).level == "features"
     assert icl.select(task, model, 10**6).level == "sequences"
 
 
@@ -44,7 +44,7 @@ def test_memory_in_words():
     assert readable(3) == "3.0 bytes"
     assert readable(5 * 2**30) == "5.0 GiB"
     assert readable(5000 * 2**30) == "5000 GiB"
-    with pytest.raises(ValueError, match="need .* free; use less"):
+    with pytest.raises(ValueError, match=r"need .* free; use less"):
         require_memory(10**15, "the moments", "use less")
 
 
