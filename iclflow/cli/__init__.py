@@ -14,6 +14,7 @@ COMMANDS = {
     "reproduce": "every figure of the paper and the scorecard of its claims, as one page",
     "simulate": "train a model on a task at the level of exactness you choose",
     "theory": "what the theory says of a task: levels, drops, stability, algorithms",
+    "diagnose": "stages, algorithms and geometry of a run, a loss curve or checkpoints",
     "train": "the flags of the published code, in seconds instead of days",
     "compare": "repeat a recorded run of the published code and report the difference",
     "animate": "a video of the weights over training, from a run that recorded them",

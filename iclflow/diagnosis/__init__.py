@@ -1,12 +1,11 @@
 """A run or a loss curve, read with the theory at hand: stages, algorithms, what comes next."""
 
-from iclflow.diagnosis.curves import diagnose_curve, published_scales, read_curve
+from iclflow.diagnosis.curves import diagnose_curve, read_curve
 from iclflow.diagnosis.runs import diagnose_run, run_settings, select_run, spells, stage_rows
 
 __all__ = [
     "diagnose_curve",
     "diagnose_run",
-    "published_scales",
     "read_curve",
     "run_settings",
     "select_run",

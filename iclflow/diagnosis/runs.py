@@ -56,12 +56,16 @@ def select_run(runs: xr.Dataset, seed: int | None = None) -> xr.Dataset:
         raise ValueError(f"this file has no loss; {RECORD}")
     others = [str(d) for d in runs["loss"].dims if d not in ("time", "seed")]
     if others:
-        raise ValueError(f"this file varies {', '.join(others)}; select one value and save it first")
+        raise ValueError(
+            f"this file varies {', '.join(others)}; select one value and save it first"
+        )
     if "seed" in runs.dims:
         seeds = runs["seed"].values.tolist()
         if seed is None and len(seeds) > 1:
-            raise ValueError(f"this file has {len(seeds)} seeds, {seeds[0]} to {seeds[-1]}; "
-                             "choose one with --seed")
+            raise ValueError(
+                f"this file has {len(seeds)} seeds, {seeds[0]} to {seeds[-1]}; "
+                "choose one with --seed"
+            )
         if seed is not None and seed not in seeds:
             raise ValueError(f"there is no seed {seed} in this file; it has {seeds}")
         runs = runs.sel(seed=seeds[0] if seed is None else seed)
@@ -141,8 +145,10 @@ def _stage_variables(found: xr.Dataset, stages: Stages, times: np.ndarray) -> di
         best, margin = best_match(mean[None])
         matches.append(str(names[best[0]]))
         margins.append(float(margin[0]))
-    rows = {field: [getattr(p, field) for p in stages.plateaus]
-            for field in ("start", "end", "level", "confidence")}
+    rows = {
+        field: [getattr(p, field) for p in stages.plateaus]
+        for field in ("start", "end", "level", "confidence")
+    }
     return {
         **{name: ("stage", np.array(values, float)) for name, values in rows.items()},
         "stage_algorithm": ("stage", np.array(matches, str)),

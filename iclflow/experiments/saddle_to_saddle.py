@@ -50,6 +50,7 @@ RATE = PUBLISHED_RATE * CONTEXT ** (2 / 3)
 WINDOW = 10_001  # steps of the published run: too few for the last drop of most seeds
 MARGIN = 1.25  # times the last drop that the staircase predicts for any seed
 
+SHOWN_SEED = 2  # the run of Figs 3b, 3c and 7
 CHECK_SEQUENCES, CHECK_SCALE, CHECK_STEPS = 256, 0.5, 600
 
 CONVERSION = (
@@ -114,6 +115,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     for prefix in ("", "population_"):
         values, drops = variables[f"{prefix}values"][1], variables[f"{prefix}drop_time"][1]
         variables |= _theory_of_drops(prefix, values, time, drops, modes)
+    variables |= _shown(variables, modes)
     variables["population_blocks"] = (
         ("seed",),
         _blocks(population).max(axis=1),
@@ -143,6 +145,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         "scale": SCALE,
         "steps": int(marks[-1]),
         "window": WINDOW,
+        "shown_seed": SHOWN_SEED,
         "context": CONTEXT,
         "conversion": CONVERSION,
     }
@@ -229,6 +232,19 @@ def _theory_of_drops(
             np.asarray(paper_duration(small, gain[None, :])),
             "the paper's plateau durations (68)(73), t/τ",
         ),
+    }
+
+
+def _shown(variables: dict[str, Variable], modes: Modes) -> dict[str, Variable]:
+    """Fig. 3c: keys of one run on each plateau, heads in the order in which they learn (25)."""
+    learners = variables["drop_head"][1][SHOWN_SEED]
+    order = [*learners, *(h for h in range(HEADS) if h not in learners)]
+    keys = variables["plateau_keys"][1][SHOWN_SEED][:, order]
+    theory = (np.asarray(modes.right) / np.asarray(modes.c)).T  # rows v_d e_d
+    sign = np.sign(np.sum(keys[-1, : len(theory)] * theory, axis=1))
+    return {
+        "shown_keys": (("level", "head", "row"), keys, "keys of one run on each plateau"),
+        "shown_theory": (("component", "row"), sign[:, None] * theory, "v_d e_d (25)"),
     }
 
 

@@ -88,7 +88,7 @@ def _function_claims(data: xr.Dataset) -> list[Claim]:
             float(drift[0] / drift[1]),
             0.2,
             "conserved by the flow, they drift in proportion to the rate of descent; corrections "
-            "are of relative order rate times curvature, below 0.1",
+            "are of relative order rate times curvature, about a tenth",
             f"largest drift over all heads at the figure's rate {drift[0]:.2g}, beside weights of "
             f"squared size {float(data['value_limit'].max()) ** 2:.2g}",
         ),

@@ -51,7 +51,9 @@ def plot_stages(axes: Axes, found: xr.Dataset) -> Axes:
 
 
 def _levels(axes: Axes, levels: np.ndarray) -> None:
-    name = (lambda m: ("L(0)", "L_*")[m]) if len(levels) == 2 else (lambda m: rf"L(\mathcal{{M}}_{m})")
+    name = (
+        (lambda m: ("L(0)", "L_*")[m]) if len(levels) == 2 else (lambda m: rf"L(\mathcal{{M}}_{m})")
+    )
     for m, level in enumerate(levels):
         axes.axhline(level, **{**THEORY, "linewidth": 0.6, "color": "0.45"}, zorder=0)
         axes.annotate(
@@ -85,7 +87,9 @@ def _alignment(axes: Axes, found: xr.Dataset) -> None:
         for d in range(found.sizes["component"]):
             curve = found["alignment"][:, d]
             if bool(np.isfinite(curve).all()):
-                axes.plot(found["time"], curve, color=_PALE[d % len(_PALE)], label=f"$e_{{{d + 1}}}$")
+                axes.plot(
+                    found["time"], curve, color=_PALE[d % len(_PALE)], label=f"$e_{{{d + 1}}}$"
+                )
         axes.set_ylabel("alignment\nof its head")
         if axes.lines:
             axes.legend(loc="lower right", ncols=min(4, len(axes.lines)), fontsize=6.5)
@@ -176,7 +180,9 @@ def curve_figure(found: xr.Dataset, *, title: str = "") -> Figure:
             for m in range(found.sizes["next"]):
                 low, middle, high = found["predicted"].values[m]
                 axes.axvspan(low, high, color=COLOURS[1], alpha=0.18, linewidth=0)
-                label = f"predicted drop, 10-90% of {found.attrs['starts']} starts" if m == 0 else None
+                label = (
+                    f"predicted drop, 10-90% of {found.attrs['starts']} starts" if m == 0 else None
+                )
                 axes.axvline(middle, color=COLOURS[1], linewidth=0.8, label=label)
             if found.sizes["next"]:
                 axes.legend(loc="upper right")

@@ -1,0 +1,132 @@
+"""Somebody's loss curve beside the theory: which plateau is it on, when does the next drop come."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float
+
+from iclflow.diagnostics import Clock, find_stages
+from iclflow.losses import Population
+from iclflow.models import AbstractModel, Merged
+from iclflow.task import Task
+from iclflow.theory import plateau_losses
+from iclflow.theory.staircase import staircase
+from iclflow.theory.time_course import merged_half_time
+
+QUANTILES = (0.1, 0.5, 0.9)
+
+
+def read_curve(path: Path | str) -> tuple[np.ndarray, np.ndarray]:
+    """Columns `step` and `loss` of a CSV file with a header line."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.reader(file))
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not a text file") from None
+    header = [name.strip().lower() for name in rows[0]] if rows else []
+    if "step" not in header or "loss" not in header:
+        raise ValueError(f"{path}: the first line must name the columns step and loss")
+    columns = [header.index("step"), header.index("loss")]
+    values = []
+    for number, row in enumerate(rows[1:], start=2):
+        if not any(cell.strip() for cell in row):
+            continue
+        try:
+            values.append([float(row[column]) for column in columns])
+        except (ValueError, IndexError):
+            raise ValueError(f"{path}, line {number}: step and loss must be numbers") from None
+    if len(values) < 3:
+        raise ValueError(f"{path}: a loss curve needs at least 3 points, got {len(values)}")
+    steps, losses = np.array(values).T
+    return steps, losses
+
+
+def diagnose_curve(
+    steps: Float[np.ndarray, " T"],
+    losses: Float[np.ndarray, " T"],
+    *,
+    task: Task | None = None,
+    starts: Sequence[AbstractModel] = (),
+    rate: float | None = None,
+    clock: Clock = Clock.LOG,
+) -> xr.Dataset:
+    """Stages of a curve, the plateau levels L(M_m), and the next drop.
+
+    `starts` are initial weights drawn as the run drew its own; each has a drop time by theory
+    (`staircase`, or the course of merged attention), on the clock t/τ = 2 `rate` · step. The
+    next drop is predicted from the starts whose plateau lasts at least as long as this one has.
+
+    Over `time` (steps): `loss`. Over `stage`: `start`, `end`, `level`, `confidence`, and with a
+    task the nearest `plateau_number` and `gap` = level - L(M_m). `predicted` [next, quantile] are
+    10%, 50% and 90% of the next drop's step; `drop_steps` [plateau drop, quantile] those of every
+    drop, from the start. Attributes: `now` (number of the plateau), `falling`.
+    """
+    stages = find_stages(steps, losses, clock=clock)
+    found: dict[str, Any] = {"loss": ("time", losses)}
+    for field in ("start", "end", "level", "confidence"):
+        values = [getattr(plateau, field) for plateau in stages.plateaus]
+        found[field] = ("stage", np.array(values, float))
+    found["drop_time"] = ("drop", np.array([drop.time for drop in stages.drops], float))
+    falling = bool(stages.drops) and not stages.drops[-1].complete
+    attrs: dict[str, Any] = {"falling": int(falling)}
+    levels = np.zeros(0)
+    if task is not None:
+        levels = np.asarray(plateau_losses(task))
+        levels = levels[[0, -1]] if any(isinstance(model, Merged) for model in starts) else levels
+        gaps = found["level"][1][:, None] - levels[None]
+        nearest = np.argmin(np.abs(gaps), axis=1)
+        found["plateau_number"] = ("stage", nearest)
+        found["gap"] = ("stage", gaps[np.arange(len(nearest)), nearest])
+        attrs["now"] = int(nearest[-1]) + falling if len(nearest) else 0
+    if task is not None and starts and rate is not None:
+        times = _drop_steps(task, starts, rate, len(levels) - 1)
+        found["drop_steps"] = (
+            ("number", "quantile"),
+            np.quantile(times, QUANTILES, axis=0, method="inverted_cdf").T,
+        )
+        attrs["starts"] = len(starts)
+        passed = stages.drops[-1].time if stages.drops else 0.0
+        predicted = _next_drop(times, attrs["now"], passed, float(steps[-1]))
+        found["predicted"] = (("next", "quantile"), predicted)
+    found["level_theory"] = ("plateau", levels)
+    return xr.Dataset(found, attrs=attrs).assign_coords(
+        time=("time", steps, {"long_name": "training steps", "units": "1"}),
+    )
+
+
+def _drop_steps(
+    task: Task, starts: Sequence[AbstractModel], rate: float, count: int
+) -> Float[np.ndarray, "S n"]:
+    """The steps of the drops of every start; infinite where a drop never comes."""
+    population = Population(task)
+    steps = np.full((len(starts), count), np.inf)
+    for row, model in zip(steps, starts, strict=True):
+        if isinstance(model, Merged):
+            row[0] = merged_half_time(population, model)
+        else:
+            times = staircase(population, model, probes=0).times
+            row[: len(times)] = times
+    return steps / (2 * rate)
+
+
+def _next_drop(
+    times: Float[np.ndarray, "S n"], now: int, passed: float, last: float
+) -> Float[np.ndarray, "k 3"]:
+    """Quantiles of the next drop among the starts that agree with having waited so long.
+
+    Empty after the last drop; NaN if no start agrees.
+    """
+    if now >= times.shape[1]:
+        return np.zeros((0, len(QUANTILES)))
+    before = times[:, now - 1] if now else np.zeros(times.shape[0])
+    finite = np.isfinite(before)
+    coming = passed + (times[finite, now] - before[finite])
+    coming = coming[coming > last]
+    if coming.size == 0:
+        return np.full((1, len(QUANTILES)), np.nan)
+    # without interpolation: a drop that never comes is infinitely late
+    return np.quantile(coming, QUANTILES, method="inverted_cdf")[None]
