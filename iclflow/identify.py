@@ -50,7 +50,9 @@ from iclflow.theory.algorithms import mean_task
 LEAST_SQUARES = "least squares (= PCR-D)"
 RIDGE = "ridge"
 DESCENT_STEPS = (2, 4, 8)
-RIDGES = np.geomspace(1e-2, 1e1, 13)  # in units of N tr(Λ)/D
+# In units of N tr(Λ)/D. Larger ρ give Xᵀy/ρ, which passes from one gradient step to zero and would
+# be the nearest to anything small.
+RIDGES = np.geomspace(1e-3, 1.0, 13)
 SAME = 1e-6  # relative distance below which two candidates are one
 FULL_LIMIT = 4096  # features whose moments are worth the memory
 

@@ -10,7 +10,7 @@ from iclflow.losses import Population
 from iclflow.models import AbstractModel, ConvNet, Merged, Separate
 from iclflow.task import Task
 from iclflow.theory.plateaus import plateau_losses
-from iclflow.theory.staircase import staircase
+from iclflow.theory.stairs import staircase
 from iclflow.theory.time_course import merged_course
 
 

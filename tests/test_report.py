@@ -298,7 +298,7 @@ def test_the_page_is_whole_and_its_links_lead_somewhere(tmp_path):
     assert all(image["src"].startswith("data:image/png;base64,") for image in reader.images)
     assert not re.search(r"<(script|iframe|object)[^>]*\ssrc=|@import|url\(", text)
     assert "A caption with β &amp; &lt;β&gt;." in text
-    assert "the loss is &lt;small&gt; &amp; below 10⁻⁹" in text
+    assert "The loss is &lt;small&gt; &amp; below 10⁻⁹" in text
     assert "iclflow reproduce a" in text
     assert "80,000" in text  # a setting
     assert "1<small> of 3</small>" in text

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run = parser.add_argument_group("a run")
     run.add_argument("--seed", type=int, help="which run of the file; of the starts of a curve")
     run.add_argument("--prompts", type=positive_int, default=2000,
-                     help="sampled for algorithms without moments in closed form (2000)")  # fmt: skip
+                     help="sampled for algorithms not known by moments (2000)")  # fmt: skip
     run.add_argument("--test-context", type=positive_int, metavar="N", help="compare at another N")
     run.add_argument("--test-spectrum", type=floats, help="compare on other eigenvalues")
     run.add_argument("--test-scale", type=positive_float, default=1.0, help="on x times this")
@@ -107,13 +107,9 @@ def diagnose_a_run(args: argparse.Namespace) -> int:
         "stages": stage_rows(found),
         "drops": found["drop_time"].values,
         "algorithms": spells(found),
-        "final": dict(
-            zip(
-                found["candidate"].values.tolist(),
-                found["distance"].values[-1].tolist(),
-                strict=True,
-            )
-        ),  # fmt: skip
+        "final_distance": dict(
+            zip(found["candidate"].values.tolist(), found["distance"].values[-1], strict=True)
+        ),
         "levels": found["level_theory"].values,
     }
     finish(args, found, summary, "run_figure")
@@ -278,8 +274,8 @@ def show_checkpoints(summary: dict[str, Any]) -> None:
         f"{len(steps)} steps from {steps[0]} to {steps[-1]}"
     )
     for name, values in summary["last"].items():
-        print(f"{name} at the end, mean over heads: "
-              + ", ".join(f"{circuit} {value:.4g}" for circuit, value in values.items()))  # fmt: skip
+        shown = ", ".join(f"{circuit} {value:.4g}" for circuit, value in values.items())
+        print(f"{name} at the end, mean over heads: {shown}")
     for note in summary["notes"]:
         print(f"note: {note}")
     for mark in summary["marks"]:

@@ -69,7 +69,7 @@ def draw(found: dict[str, Any], task: Any, model: Any, path: Path) -> None:
     from iclflow.models import Merged, Separate
     from iclflow.plots.style import save_figure
     from iclflow.plots.theory import theory_figure
-    from iclflow.theory.staircase import staircase
+    from iclflow.theory.stairs import staircase
     from iclflow.theory.time_course import merged_course
 
     curve = None

@@ -14,7 +14,7 @@ from iclflow.losses import Population
 from iclflow.models import AbstractModel, Merged
 from iclflow.task import Task
 from iclflow.theory import plateau_losses
-from iclflow.theory.staircase import staircase
+from iclflow.theory.stairs import staircase
 from iclflow.theory.time_course import merged_half_time
 
 QUANTILES = (0.1, 0.5, 0.9)

@@ -4,57 +4,17 @@ Each takes `Population` losses only and says in `assumes` what its result rests 
 functions (events decide what comes next), so they stand outside jit.
 """
 
-import abc
-
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from iclflow.dynamics.base import AbstractReduced
 from iclflow.losses import AbstractLoss, Population
-from iclflow.models import (
-    MLP,
-    AbstractLinearModel,
-    AbstractModel,
-    Blocks,
-    ConvNet,
-    Merged,
-    Separate,
-)
+from iclflow.models import MLP, AbstractModel, ConvNet, Merged, Separate
 from iclflow.theory.drops import Times
 from iclflow.theory.limit import vanishing_limit
-from iclflow.theory.staircase import staircase
+from iclflow.theory.stairs import staircase
 from iclflow.theory.time_course import WhiteCourse, merged_course
 from iclflow.trajectory import RESULTS, Trajectory
-
-
-class AbstractReduced(eqx.Module):
-    """A prediction of the gradient flow of one start, without integrating its weights."""
-
-    assumes: eqx.AbstractClassVar[str]
-    models: eqx.AbstractClassVar[tuple[type, ...]]
-
-    @abc.abstractmethod
-    def __call__(self, loss: Population, model: AbstractModel, times: Times) -> Trajectory:
-        """The run at the times t/τ: at least `loss`."""
-
-    def admits(self, loss: AbstractLoss, model: AbstractModel) -> str | None:
-        """None if the pair can be predicted this way, else the reason why not."""
-        if not isinstance(loss, Population):
-            return f"the reduced dynamics are those of Population, got {type(loss).__name__}"
-        if loss.cross.shape[0] != 1:
-            return f"the reduced dynamics are those of one output, got {loss.cross.shape[0]}"
-        if not isinstance(model, self.models):
-            names = " or ".join(kind.__name__ for kind in self.models)
-            return f"it predicts {names}, got {type(model).__name__}"
-        if isinstance(model, AbstractLinearModel) and model.blocks is Blocks.FULL:
-            return "the zero blocks must be frozen; use model.reduce()"
-        return None
-
-    def require(self, loss: AbstractLoss, model: AbstractModel) -> None:
-        """Raise `ValueError` with the reason unless the pair is admitted."""
-        reason = self.admits(loss, model)
-        if reason is not None:
-            raise ValueError(f"{type(self).__name__} cannot take this run: {reason}")
 
 
 class Stairs(AbstractReduced):

@@ -20,7 +20,7 @@ from iclflow.experiments.runs import MARKS, Variable, at, draw, first_crossing, 
 from iclflow.losses import Population
 from iclflow.models import Merged, Separate
 from iclflow.theory.plateaus import plateau_losses
-from iclflow.theory.staircase import staircase
+from iclflow.theory.stairs import staircase
 from iclflow.theory.time_course import merged_half_time, paper_merged_duration
 
 MERGED_HEADS, SEPARATE_HEADS = 8, 5

@@ -35,7 +35,7 @@ from iclflow.spectra import named_spectrum
 from iclflow.task import Task
 from iclflow.theory.fixed_points import FixedPoint
 from iclflow.theory.plateaus import plateau_losses
-from iclflow.theory.staircase import Staircase, staircase
+from iclflow.theory.stairs import Staircase, staircase
 
 __all__ = [
     "claims_fig4",

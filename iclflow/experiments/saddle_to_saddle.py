@@ -40,7 +40,7 @@ from iclflow.task import Task
 from iclflow.theory.modes import Modes
 from iclflow.theory.plateaus import plateau_losses
 from iclflow.theory.scalar_ode import X_MID, paper_duration, value_course
-from iclflow.theory.staircase import Staircase, staircase
+from iclflow.theory.stairs import Staircase, staircase
 
 HEADS, RANK = 5, 1
 PUBLISHED_INIT, PUBLISHED_RATE = 1e-2, 0.02  # attention not divided by N
@@ -241,10 +241,11 @@ def _shown(variables: dict[str, Variable], modes: Modes) -> dict[str, Variable]:
     order = [*learners, *(h for h in range(HEADS) if h not in learners)]
     keys = variables["plateau_keys"][1][SHOWN_SEED][:, order]
     theory = (np.asarray(modes.right) / np.asarray(modes.c)).T  # rows v_d e_d
-    sign = np.sign(np.sum(keys[-1, : len(theory)] * theory, axis=1))
+    theory = np.pad(theory, [(0, HEADS - len(theory)), (0, 0)])  # the other heads stay at 0
+    sign = np.sign(np.sum(keys[-1] * theory, axis=1))
     return {
         "shown_keys": (("level", "head", "row"), keys, "keys of one run on each plateau"),
-        "shown_theory": (("component", "row"), sign[:, None] * theory, "v_d e_d (25)"),
+        "shown_theory": (("head", "row"), sign[:, None] * theory, "v_d e_d (25)"),
     }
 
 

@@ -28,7 +28,7 @@ from iclflow.models import Blocks, Merged, Separate
 from iclflow.prompt import Normaliser
 from iclflow.task import Task
 from iclflow.theory.plateaus import plateau_losses
-from iclflow.theory.staircase import staircase
+from iclflow.theory.stairs import staircase
 from iclflow.theory.time_course import merged_course
 
 LENGTHS = tuple(range(1, CONTEXT + 1))

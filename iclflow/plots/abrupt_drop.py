@@ -42,5 +42,7 @@ def plot_drop(axes: Axes, data: xr.Dataset) -> Axes:
     axes.set_ylabel("loss")
     axes.legend(loc="upper right", bbox_to_anchor=(1.0, 0.9))
     count = data.sizes["seed"]
-    axes.set_title(rf"$P$ = {data.attrs['sequences']:,}, $H$ = {data.attrs['heads']}, {count} seeds")
+    axes.set_title(
+        rf"$P$ = {data.attrs['sequences']:,}, $H$ = {data.attrs['heads']}, {count} seeds"
+    )
     return axes

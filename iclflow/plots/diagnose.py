@@ -11,11 +11,17 @@ from matplotlib.figure import Figure
 from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
 
 SHADES = ("0.93", "0.84")
+EARLY = 0.05  # of the run
 _PALE = (*COLOURS[:6], "#F0E442", "0.55", "0.3", "0.75")
 
 
-def run_figure(found: xr.Dataset, *, title: str = "", log: bool = False) -> Figure:
-    """Loss with the stages shaded; the algorithm strip; alignment; effective rank."""
+def run_figure(found: xr.Dataset, *, title: str = "") -> Figure:
+    """Loss with the stages shaded; the algorithm strip; alignment; effective rank.
+
+    Time is logarithmic where most drops would be squeezed against the left.
+    """
+    drops, end = found["drop_time"].values, float(found["time"][-1])
+    log = drops.size > 0 and float(np.median(drops)) < EARLY * end
     with style():
         figure = Figure(figsize=(COLUMN * 1.6, COLUMN * 1.65))
         panels = figure.subplots(
@@ -76,7 +82,7 @@ def plot_algorithms(axes: Axes, found: xr.Dataset) -> Axes:
     axes.set_yticks([])
     axes.set_ylabel("nearest\nalgorithm", rotation=0, ha="right", va="center")
     axes.legend(
-        loc="upper center", bbox_to_anchor=(0.5, -0.05), ncols=min(3, len(seen)), fontsize=6.5,
+        loc="upper center", bbox_to_anchor=(0.5, -0.05), ncols=5 if len(seen) < 6 and max(map(len, seen)) < 16 else 3, fontsize=6.5,
         handlelength=1.0, columnspacing=1.2,
     )  # fmt: skip
     return axes

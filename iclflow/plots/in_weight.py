@@ -11,8 +11,8 @@ from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
 
 # Name, colour and width: where curves coincide the wider ones show beside the narrower.
 _CURVES = {
-    "training": ("training loss", COLOURS[2], 2.8),
-    "in_weight": ("in-weight test loss", COLOURS[1], 1.7),
+    "training": ("training loss", COLOURS[2], 2.2),
+    "in_weight": ("in-weight test loss", COLOURS[1], 1.4),
     "in_context": ("in-context test loss", COLOURS[0], 0.9),
 }
 _PREDICTED = {**THEORY, "linewidth": 0.9, "zorder": 5}

@@ -20,7 +20,7 @@ def draw_fig4(data: xr.Dataset) -> Figure:
         figure = Figure(figsize=(2 * COLUMN, 1.25 * COLUMN))
         panels = figure.subplots(2, 2, sharey=True, sharex=True)
         for i, (axes, rank) in enumerate(zip(panels.flat, ranks, strict=True)):
-            _staircases(axes, data.sel(rank=rank), rank, float(data["clock"].max()))
+            _staircases(axes, data.sel(rank=rank), rank, float(data["clock"].max()), i == 0)
             if i % 2 == 0:
                 axes.set_ylabel(r"loss $\mathbb{E}(y_q - \hat{y}_q)^2$")
             if i >= 2:
@@ -37,7 +37,7 @@ def draw_fig4(data: xr.Dataset) -> Figure:
 draw_fig9 = draw_fig4
 
 
-def _staircases(axes: Axes, runs: xr.Dataset, rank: int, end: float) -> None:
+def _staircases(axes: Axes, runs: xr.Dataset, rank: int, end: float, first: bool) -> None:
     clock = runs["clock"].values
     levels = runs["levels"].values
     last = len(levels) - 1
@@ -48,16 +48,16 @@ def _staircases(axes: Axes, runs: xr.Dataset, rank: int, end: float) -> None:
     shades = COLOURS[0], COLOURS[5]
     for i, loss in enumerate(runs["loss"].values):
         axes.plot(clock, loss, color=shades[i % 2], linewidth=0.9, alpha=0.85)
-    named = np.inf
+    named, shift = np.inf, 0
     for m in sorted({*range(0, last, rank), last}):
         # Levels crowd at the bottom, where not all of them have room for a name.
-        room = min(named - levels[m], levels[m] - levels[-1])
-        if m != last and room < NAME_HEIGHT:
+        if m != last and named - levels[m] < NAME_HEIGHT:
             continue
-        named = levels[m]
+        close = m != last and levels[m] - levels[-1] < NAME_HEIGHT
+        named, shift = levels[m], 3 if close else -shift if m == last else 0
         axes.annotate(
-            rf"$L(\mathcal{{M}}_{{{m}}})$", (1, levels[m]), xycoords=("axes fraction", "data"),
-            xytext=(3, 0), textcoords="offset points", va="center", fontsize=6.5,
+            rf"$L(\mathcal{{M}}_{{{m}}})$", (1, named), xycoords=("axes fraction", "data"),
+            xytext=(3, shift), textcoords="offset points", va="center", fontsize=6.5,
             annotation_clip=False,
         )  # fmt: skip
     axes.set_title(f"rank $R = {rank}$")
@@ -66,7 +66,7 @@ def _staircases(axes: Axes, runs: xr.Dataset, rank: int, end: float) -> None:
     axes.set_xlim(FIRST, end)
     window = float(runs.attrs["paper_window"])
     axes.axvline(window, color="0.75", linewidth=0.8, zorder=0)
-    if rank == 1:
+    if first:
         axes.annotate(
             "paper's window", (window, 1.0), xycoords=("data", "axes fraction"),
             xytext=(3, -12), textcoords="offset points", va="top", fontsize=6.5, color=_QUIET,

@@ -26,6 +26,7 @@ def saddle_to_saddle_figure(data: xr.Dataset) -> Figure:
         panels[1].axvspan(1e-9, window, color="0.93", zorder=-2, linewidth=0)
         panels[1].set_title("until every seed is done", loc="left")
         panels[1].set_ylabel("")
+        panels[1].get_legend().remove()
         for m, level in enumerate(data["levels"].values):
             panels[1].annotate(
                 rf"$L(\mathcal{{M}}_{m})$", (1.0, level), xytext=(2, 0), va="center",
@@ -84,7 +85,7 @@ def plot_values(axes: Axes, data: xr.Dataset) -> Axes:
     return axes
 
 
-def plot_keys(figure, data: xr.Dataset) -> None:  # noqa: ANN001
+def plot_keys(figure, data: xr.Dataset) -> None:
     """Keys of one run on every plateau, heads in order of learning, beside v_d e_d."""
     keys, theory = data["shown_keys"].values, data["shown_theory"].values
     limit = float(max(np.abs(keys).max(), np.abs(theory).max()))
@@ -96,11 +97,11 @@ def plot_keys(figure, data: xr.Dataset) -> None:  # noqa: ANN001
             theory if last else keys[m], cmap=HEAT, vmin=-limit, vmax=limit, aspect="equal"
         )
         axes.set_xticks([])
-        axes.set_yticks([])
         axes.spines[:].set_visible(False)
         axes.set_title(r"theory $v_d e_d$" if last else rf"on $\mathcal{{M}}_{m}$")
-        size = len(theory) if last else keys.shape[1]
-        axes.set_yticks(range(size), [rf"$e_{d + 1}$" if last else f"{d + 1}" for d in range(size)])
+        names = [rf"$e_{d + 1}$" if last else f"{d + 1}" for d in range(len(theory))]
+        names[data.sizes["component"] :] = ["0" if last else f"{len(theory)}"]
+        axes.set_yticks(range(len(theory)), names)
         axes.tick_params(length=0, pad=1)
         axes.set_xlabel("input")
     panels[0].set_ylabel("head, in order of learning")

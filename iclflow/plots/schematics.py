@@ -2,6 +2,7 @@
 
 import numpy as np
 import xarray as xr
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Rectangle
@@ -16,8 +17,6 @@ def cells(
     axes: Axes, values: np.ndarray, corner: tuple[float, float], cell: float, limit: float
 ) -> tuple[float, float]:
     """A matrix as coloured cells, its top left corner given; its centre is returned."""
-    from matplotlib import colormaps
-
     table, (x, y) = np.atleast_2d(values), corner
     colours = colormaps[HEAT](0.5 + 0.5 * np.clip(table / limit, -1, 1))
     for i, row in enumerate(colours):
@@ -63,7 +62,7 @@ def draw_merged(axes: Axes) -> Axes:
     axes.text(0.9, 4.5, "$\\mathbf{z} =$\n" r"$\mathrm{vec}(\beta\,x_q^\top)$", **text)
     axes.text(9.3, 4.5, r"$\hat y_q$", **text)
     axes.text(4.4, 8.3, "$W_1$: rows $\\mathrm{vec}(U_i)^\\top$", color=COLOURS[0], **text)
-    axes.text(7.5, 6.6, "$w_2$: values $v_i$", color=COLOURS[1], **text)
+    axes.text(8.0, 7.4, "$w_2$: values $v_i$", color=COLOURS[1], **text)
     axes.text(3.0, 0.8, "$D^2$ cubic\nfeatures", **text)
     axes.text(5.8, 0.8, "$H$ heads", **text)
     return axes

@@ -128,12 +128,13 @@ _ALL = (
     ),
     _figure(
         "fig5", "Figure 5", "In weight first, then in context",
-        "in_weight", "in_weight:fig5",
+        "in_weight", "in_weight:draw_fig5",
         """A share of the training sequences has one fixed task vector. The layer first learns this
         task in its weights, and later to read any task from the context. Left: training loss and
         two test losses with 60% of the sequences fixed. Right: training loss by portion.""",
         """Left: three losses over training; the in-weight test loss falls first, the in-context
         test loss later. Right: training loss for six portions of fixed sequences.""",
+        compute="compute_fig5", claims="in_weight_claims:claims_fig5",
     ),
     _figure(
         "fig6", "Figure 6", "Early and late alignment of the merged weights",
@@ -171,10 +172,11 @@ _ALL = (
     ),
     _figure(
         "fig10", "Figure 10", "Every portion of fixed sequences",
-        "in_weight", "in_weight:fig10",
+        "in_weight", "in_weight:draw_fig10",
         """Training loss, in-context and in-weight test loss for six portions of fixed sequences,
         from none to all.""",
         """Six panels, one a portion, with three loss curves each.""",
+        compute="compute_fig10", claims="in_weight_claims:claims_fig10",
     ),
     _figure(
         "v2-softmax", "Softmax", "The same drops with softmax attention",

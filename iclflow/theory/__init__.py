@@ -1,4 +1,4 @@
-"""Formulas of the theory for any task: levels, fixed points, stability, algorithms."""
+"""Formulas of the theory for any task: levels, stability, time courses, algorithms."""
 
 from iclflow.theory.algorithms import (
     AbstractPredictor,
@@ -9,6 +9,7 @@ from iclflow.theory.algorithms import (
     principal_component_regression,
     zero_predictor,
 )
+from iclflow.theory.alignment import aligned_weights, plateau_weights
 from iclflow.theory.bayes import (
     MixtureBayes,
     NormalBayes,
@@ -17,6 +18,7 @@ from iclflow.theory.bayes import (
     bayes_predictor,
 )
 from iclflow.theory.conserved import conservation_drift, conserved_quantities
+from iclflow.theory.dormant import DormantHeads
 from iclflow.theory.fixed_points import (
     FixedPoint,
     all_fixed_points,
@@ -24,6 +26,7 @@ from iclflow.theory.fixed_points import (
     saddle_path,
 )
 from iclflow.theory.hessian import hessian_matrix, hessian_product
+from iclflow.theory.limit import VanishingLimit, in_head_gaps, vanishing_limit
 from iclflow.theory.merged_stability import (
     MergedStability,
     merged_stability_at_minimum,
@@ -40,7 +43,15 @@ from iclflow.theory.plateaus import (
     plateau_losses,
 )
 from iclflow.theory.regression import GradientDescent, OrdinaryLeastSquares, Ridge
+from iclflow.theory.scalar_ode import (
+    blow_up_course,
+    mid_drop_time,
+    paper_duration,
+    value_course,
+    value_time,
+)
 from iclflow.theory.stability import Order, Stability, separate_stability, swap_index
+from iclflow.theory.stairs import DropsBy, Staircase, staircase
 from iclflow.theory.stationarity import (
     Conditions,
     Nearest,
@@ -50,10 +61,19 @@ from iclflow.theory.stationarity import (
     nearest_fixed_point,
     residual_matrix,
 )
+from iclflow.theory.time_course import (
+    WhiteCourse,
+    growing_strength,
+    merged_course,
+    merged_half_time,
+    paper_merged_duration,
+)
 
 __all__ = [
     "AbstractPredictor",
     "Conditions",
+    "DormantHeads",
+    "DropsBy",
     "Estimate",
     "FixedPoint",
     "Gains",
@@ -70,9 +90,14 @@ __all__ = [
     "PoolBayes",
     "Ridge",
     "Stability",
+    "Staircase",
+    "VanishingLimit",
+    "WhiteCourse",
+    "aligned_weights",
     "all_fixed_points",
     "bayes_loss",
     "bayes_predictor",
+    "blow_up_course",
     "conditions",
     "conservation_drift",
     "conserved_quantities",
@@ -83,20 +108,32 @@ __all__ = [
     "fixed_point_count",
     "gradient_residual",
     "gradient_step",
+    "growing_strength",
     "hessian_matrix",
     "hessian_product",
+    "in_head_gaps",
     "least_squares",
     "level_count",
+    "merged_course",
+    "merged_half_time",
     "merged_stability_at_minimum",
     "merged_stability_at_zero",
     "merged_weights",
+    "mid_drop_time",
     "monte_carlo_loss",
     "nearest_fixed_point",
+    "paper_duration",
+    "paper_merged_duration",
     "plateau_losses",
+    "plateau_weights",
     "principal_component_regression",
     "residual_matrix",
     "saddle_path",
     "separate_stability",
+    "staircase",
     "swap_index",
+    "value_course",
+    "value_time",
+    "vanishing_limit",
     "zero_predictor",
 ]

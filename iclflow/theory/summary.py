@@ -16,7 +16,7 @@ from iclflow.theory.monte_carlo import monte_carlo_loss
 from iclflow.theory.plateaus import conspicuous_plateaus, fixed_point_count, plateau_losses
 from iclflow.theory.regression import OrdinaryLeastSquares, Ridge
 from iclflow.theory.stability import separate_stability
-from iclflow.theory.staircase import staircase
+from iclflow.theory.stairs import staircase
 from iclflow.theory.time_course import merged_half_time, paper_merged_duration
 
 SEQUENCES = 4000  # behind the losses that have no closed form

@@ -113,8 +113,8 @@ def staircase(
     On each plateau every dormant head has a blow-up time in closed form; the first to blow up
     makes the next drop. Relative error of the times at λ = .4 .3 .2 .1, N = 31, five heads, rank
     one, median and worst of 100 starts: by the scalar courses 0.1% and 18% at w = 1e-2, 0.005%
-    and 2.3% at 1e-3; by the flow 0.002% and 0.4% at 1e-1, 0.001% and 0.5% at 1e-2. The worst
-    starts are those of large `condition`.
+    and 2.3% at 1e-3; by the flow 0.002% and 0.4% at 1e-1, 0.001% and 0.5% at 1e-2. Errors
+    grow with `condition` (their logarithms correlate, 0.6).
 
     - `source`: the task (one output), any Λ, S_w and noise; equal and zero eigenvalues allowed.
     - `model`: the initial weights, `Separate` (any heads and rank) or the equivalent `ConvNet`.

@@ -1,0 +1,109 @@
+"""The scale of the initial weights: losses of both models, and when the drops come."""
+
+import numpy as np
+import xarray as xr
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
+
+
+def init_scale_figure(data: xr.Dataset) -> Figure:
+    """Merged, separate, and the times of the drops against w."""
+    with style():
+        figure = Figure(figsize=(2.08 * COLUMN, 0.86 * COLUMN))
+        left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 1))
+        _merged(left, data)
+        _separate(middle, data)
+        _times(right, data)
+    return figure
+
+
+def _colour(scale: float):
+    """Dark for small weights, light for large ones, the same in all panels."""
+    return colormaps["viridis"](0.92 * np.clip((np.log10(scale) + 6) / 7, 0, 1))
+
+
+def _power(scale: float) -> str:
+    exponent = int(np.floor(np.log10(scale) + 1e-9))
+    factor = scale / 10.0**exponent
+    if abs(factor - 1) < 1e-6:
+        return rf"$10^{{{exponent}}}$" if abs(exponent) > 1 else f"{scale:g}"
+    return f"{scale:g}"
+
+
+def _merged(axes: Axes, data: xr.Dataset) -> None:
+    time = data["merged_time"].values
+    for i, scale in enumerate(data["merged_scale"].values):
+        loss = data["merged_loss"].values[i]
+        axes.plot(time[1:], loss[1:], color=_colour(scale), label=_power(scale))
+    axes.plot(time[1:], data["lazy_loss"].values[1:], **THEORY)
+    axes.set_xscale("log")
+    axes.set_xlim(0.03, time[-1])
+    axes.set_ylim(0, 1.7 * float(data["levels"][0]))
+    axes.set_xlabel(r"training time $t/\tau$")
+    axes.set_ylabel("loss")
+    axes.set_title("merged", loc="left")
+    axes.annotate(
+        "lazy", (0.12, 0.66), xycoords="axes fraction", fontsize=7, ha="left", va="center"
+    )
+    axes.legend(
+        title="$w$", ncols=2, loc="upper right", handlelength=1.0, columnspacing=0.8,
+        labelspacing=0.25, borderaxespad=0.0, title_fontsize=7,
+    )  # fmt: skip
+
+
+def _separate(axes: Axes, data: xr.Dataset) -> None:
+    for level in data["levels"].values:
+        axes.axhline(level, color="0.75", linewidth=0.5, linestyle=(0, (4, 3)), zorder=0)
+    for i, scale in enumerate(data["separate_scale"].values):
+        time, loss = data["separate_time"].values[i], data["separate_loss"].values[i]
+        axes.plot(time[1:], loss[1:], color=_colour(scale), label=_power(scale))
+    for i, scale in enumerate(data["theory_scale"].values):
+        look = {**THEORY, "color": _colour(scale)}
+        axes.plot(data["theory_time"].values[i], data["theory_loss"].values[i], **look)
+    axes.plot([], [], label="predicted", **THEORY)
+    axes.set_xscale("log")
+    axes.set_xlim(0.3, float(data["theory_time"].max()))
+    axes.set_ylim(0, 1.7 * float(data["levels"][0]))
+    axes.set_xlabel(r"training time $t/\tau$")
+    axes.set_title("separate, rank one", loc="left")
+    axes.legend(
+        title="$w$", ncols=2, loc="upper right", handlelength=1.4, columnspacing=0.8,
+        labelspacing=0.25, borderaxespad=0.0, title_fontsize=7,
+    )  # fmt: skip
+
+
+def _times(axes: Axes, data: xr.Dataset) -> None:
+    """Medians over seeds; merged with its two formulas, separate with the staircase."""
+    scales = data["merged_scale"].values
+    dots = {"linestyle": "", "markersize": 3.5, "marker": "o"}
+    axes.plot(scales, data["merged_half_time"].median("seed"), color=COLOURS[1], **dots)
+    axes.plot(scales, data["merged_half_theory"], **{**THEORY, "color": COLOURS[1]})
+    small = scales <= 0.1
+    axes.plot(
+        scales[small], data["merged_half_paper"].values[small], color=COLOURS[1], linewidth=0.8,
+        linestyle=":",
+    )  # fmt: skip
+    drops, theory = data["separate_drops"].median("seed"), data["theory_drops"].median("seed")
+    for d, colour in enumerate((COLOURS[0], COLOURS[5], COLOURS[2], COLOURS[3])):
+        axes.plot(data["separate_scale"], drops.values[:, d], color=colour, **dots)
+        axes.plot(data["theory_scale"], theory.values[:, d], **{**THEORY, "color": colour})
+        axes.annotate(
+            f"$t_{d + 1}$", (float(data["theory_scale"][1]), float(theory[1, d])),
+            xytext=(0, 2), textcoords="offset points", fontsize=6.5, color=colour, ha="left",
+        )  # fmt: skip
+    axes.plot([], [], color="0.4", label="simulated", **dots)
+    axes.plot([], [], label="predicted", **{**THEORY, "color": "0.4"})
+    axes.plot([], [], color="0.4", linewidth=0.8, linestyle=":", label="(51)")
+    axes.annotate(
+        "merged", (3e-6, float(data["merged_half_time"][0].median())), xytext=(0, -9),
+        textcoords="offset points", fontsize=7, color=COLOURS[1],
+    )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("initial scale $w$")
+    axes.set_ylabel(r"time of the drops $t/\tau$")
+    axes.set_title("all seeds, medians", loc="left")
+    axes.legend(loc="upper right", handlelength=1.4, borderaxespad=0.0)
