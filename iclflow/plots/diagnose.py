@@ -81,8 +81,9 @@ def plot_algorithms(axes: Axes, found: xr.Dataset) -> Axes:
             axes.axvspan(times[k], times[k + 1], color=colour, alpha=shade, linewidth=0)
     axes.set_yticks([])
     axes.set_ylabel("nearest\nalgorithm", rotation=0, ha="right", va="center")
+    columns = 5 if len(seen) < 6 and max(map(len, seen)) < 16 else 3
     axes.legend(
-        loc="upper center", bbox_to_anchor=(0.5, -0.05), ncols=5 if len(seen) < 6 and max(map(len, seen)) < 16 else 3, fontsize=6.5,
+        loc="upper center", bbox_to_anchor=(0.5, -0.05), ncols=columns, fontsize=6.5,
         handlelength=1.0, columnspacing=1.2,
     )  # fmt: skip
     return axes
