@@ -276,8 +276,8 @@ def show_checkpoints(summary: dict[str, Any]) -> None:
     for name, values in summary["last"].items():
         shown = ", ".join(f"{circuit} {value:.4g}" for circuit, value in values.items())
         print(f"{name} at the end, mean over heads: {shown}")
-    for note in summary["notes"]:
-        print(f"note: {note}")
+    for name, note in summary["notes"].items():
+        print(f"{name}: {note}")
     for mark in summary["marks"]:
         print(f"step {mark['step']:.6g}: {mark['source']}")
 

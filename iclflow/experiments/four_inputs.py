@@ -7,9 +7,11 @@ the sample and the task vectors whitened.
 
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from iclflow.losses import Moments, population_moments
 from iclflow.task import Task
@@ -47,15 +49,19 @@ def correlations(loss: Moments) -> tuple[np.ndarray, np.ndarray]:
 
     In the order in which `Merged.merged` is flattened: row (key side), then column.
     """
-    size = four_input_task().size
+    gradient, curvature = _derivatives(loss, jnp.zeros(len(SPECTRUM) ** 2))
+    return np.asarray(-gradient / 2), np.asarray(curvature / 2)
 
-    def of_weights(flat: jax.Array) -> jax.Array:
+
+@eqx.filter_jit
+def _derivatives(loss: Moments, weights: Float[Array, " F"]) -> tuple[Array, Array]:
+    """Of the loss of a linear predictor: the loss is quadratic, so these are its moments."""
+    size = len(SPECTRUM)
+
+    def of_weights(flat: Float[Array, " F"]) -> Float[Array, ""]:
         return loss(LinearPredictor(flat.reshape(1, 1, size, size)))
 
-    zero = jnp.zeros(size * size)
-    both = jax.jit(lambda w: (jax.grad(of_weights)(w), jax.hessian(of_weights)(w)))
-    gradient, curvature = both(zero)
-    return np.asarray(-gradient / 2), np.asarray(curvature / 2)
+    return jax.grad(of_weights)(weights), jax.hessian(of_weights)(weights)
 
 
 def label_deviation(sequences: int) -> float:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Key
 
 from iclflow.dataset import stamp
 from iclflow.dynamics import Descent
@@ -40,7 +40,7 @@ def draw(init: AbstractInitialiser, seeds: Sequence[int]) -> AbstractModel:
 
 
 @eqx.filter_jit
-def _draw(init: AbstractInitialiser, keys: PRNGKeyArray) -> AbstractModel:
+def _draw(init: AbstractInitialiser, keys: Key[Array, " S"]) -> AbstractModel:
     return eqx.filter_vmap(init)(keys)
 
 

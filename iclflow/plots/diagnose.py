@@ -18,10 +18,10 @@ _PALE = (*COLOURS[:6], "#F0E442", "0.55", "0.3", "0.75")
 def run_figure(found: xr.Dataset, *, title: str = "") -> Figure:
     """Loss with the stages shaded; the algorithm strip; alignment; effective rank.
 
-    Time is logarithmic where most drops would be squeezed against the left.
+    Time is logarithmic where the first drop would be squeezed against the left.
     """
     drops, end = found["drop_time"].values, float(found["time"][-1])
-    log = drops.size > 0 and float(np.median(drops)) < EARLY * end
+    log = drops.size > 0 and float(drops[0]) < EARLY * end
     with style():
         figure = Figure(figsize=(COLUMN * 1.6, COLUMN * 1.65))
         panels = figure.subplots(
@@ -166,9 +166,10 @@ def _curves(axes: Axes, data: xr.Dataset, measure: str) -> None:
         axes.axvline(mark, color="0.8", linewidth=0.6, zorder=0)
     if len(steps) > 2 and steps[-1] > 20 * max(steps[1], 1):
         axes.set_xscale("symlog", linthresh=max(steps[1], 1), linscale=0.4)
+    axes.set_xlim(steps[0], steps[-1] if len(steps) > 1 else steps[0] + 1)
     axes.set_xlabel("step")
     axes.set_ylabel("mean over heads")
-    axes.legend(ncols=2, fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(ncols=2, fontsize=6, loc="best")
 
 
 def _layer_colours(layers: int) -> Sequence[str]:
@@ -192,7 +193,8 @@ def curve_figure(found: xr.Dataset, *, title: str = "") -> Figure:
                 )
                 axes.axvline(middle, color=COLOURS[1], linewidth=0.8, label=label)
             if found.sizes["next"]:
-                axes.legend(loc="upper right")
+                axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0))
         axes.set_xlabel("step")
-        axes.set_title(title)
+        axes.set_xlim(0, None)
+        axes.set_title(title, loc="left")
     return figure

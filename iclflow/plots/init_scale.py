@@ -38,16 +38,13 @@ def _merged(axes: Axes, data: xr.Dataset) -> None:
     for i, scale in enumerate(data["merged_scale"].values):
         loss = data["merged_loss"].values[i]
         axes.plot(time[1:], loss[1:], color=_colour(scale), label=_power(scale))
-    axes.plot(time[1:], data["lazy_loss"].values[1:], **THEORY)
+    axes.plot(time[1:], data["lazy_loss"].values[1:], label="lazy", **THEORY)
     axes.set_xscale("log")
     axes.set_xlim(0.03, time[-1])
     axes.set_ylim(0, 1.7 * float(data["levels"][0]))
     axes.set_xlabel(r"training time $t/\tau$")
     axes.set_ylabel("loss")
     axes.set_title("merged", loc="left")
-    axes.annotate(
-        "lazy", (0.12, 0.66), xycoords="axes fraction", fontsize=7, ha="left", va="center"
-    )
     axes.legend(
         title="$w$", ncols=2, loc="upper right", handlelength=1.0, columnspacing=0.8,
         labelspacing=0.25, borderaxespad=0.0, title_fontsize=7,
@@ -91,8 +88,9 @@ def _times(axes: Axes, data: xr.Dataset) -> None:
         axes.plot(data["separate_scale"], drops.values[:, d], color=colour, **dots)
         axes.plot(data["theory_scale"], theory.values[:, d], **{**THEORY, "color": colour})
         axes.annotate(
-            f"$t_{d + 1}$", (float(data["theory_scale"][1]), float(theory[1, d])),
-            xytext=(0, 2), textcoords="offset points", fontsize=6.5, color=colour, ha="left",
+            f"$t_{d + 1}$", (float(data["theory_scale"][0]), float(theory[0, d])),
+            xytext=(-2, 0), textcoords="offset points", fontsize=6.5, color=colour, ha="right",
+            va="center",
         )  # fmt: skip
     axes.plot([], [], color="0.4", label="simulated", **dots)
     axes.plot([], [], label="predicted", **{**THEORY, "color": "0.4"})
@@ -103,6 +101,7 @@ def _times(axes: Axes, data: xr.Dataset) -> None:
     )  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.set_xlim(1.5e-7, 2 * scales[-1])
     axes.set_xlabel("initial scale $w$")
     axes.set_ylabel(r"time of the drops $t/\tau$")
     axes.set_title("all seeds, medians", loc="left")

@@ -24,7 +24,8 @@ def _levels(axes: Axes, data: xr.Dataset, which: range | tuple[int, ...]) -> Non
         axes.axhline(level, color="0.55", linewidth=0.6, linestyle=(0, (4, 3)), zorder=0)
         axes.annotate(
             rf"$L(\mathcal{{M}}_{m})$", (1.0, level), xycoords=("axes fraction", "data"),
-            xytext=(2, 0), textcoords="offset points", va="center", fontsize=6.5,
+            xytext=(2, 0), textcoords="offset points", fontsize=6.5,
+            va="top" if m == data.sizes["level"] - 1 else "center",
         )  # fmt: skip
 
 

@@ -1,0 +1,275 @@
+import json
+
+import numpy as np
+import pytest
+from test_cli import call, refused
+from written_checkpoints import FAMILIES, save, write_safetensors
+
+from iclflow.diagnosis import diagnose_curve, diagnose_run, read_curve, spells
+from iclflow.identify import LEAST_SQUARES
+from iclflow.models import Separate
+from iclflow.settings import Settings
+from iclflow.store import load
+from iclflow.store import save as store
+from iclflow.study import Study
+from iclflow.task import Task
+from iclflow.theory import plateau_losses
+from iclflow.theory.staircase import staircase
+
+SPECTRUM = (0.5, 0.3, 0.15)
+
+
+@pytest.fixture(scope="module")
+def staircase_file(tmp_path_factory):
+    """A rank-one run through all its plateaus."""
+    settings = Settings(
+        spectrum=SPECTRUM, context=31, heads=3, init=0.1, steps=6000, seed=2,
+        record=("loss", "weights"), save="mixed:120",
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("runs") / "run.nc"
+    return store(Study.of(settings).run(), path)
+
+
+def test_plateau_m_is_component_regression_and_the_end_least_squares(staircase_file):
+    found = diagnose_run(load(staircase_file), sequences=200)
+    levels = plateau_losses(Settings(spectrum=SPECTRUM, context=31).task())
+    names = found["stage_algorithm"].values.tolist()
+    assert names == ["zero", "PCR-1", "PCR-2", LEAST_SQUARES]
+    np.testing.assert_allclose(found["level"], levels, atol=2e-3)
+    assert found["stage_margin"].values.min() > 0.8
+    # rank m on plateau m, and its heads on their eigenvectors
+    middle = [(a + b) / 2 for a, b in zip(found["start"], found["end"], strict=True)]
+    for m in (1, 2):
+        there = found.sel(time=middle[m], method="nearest")
+        assert abs(float(there["effective_rank"]) - m) < 0.15
+        assert float(there["alignment"][:m].min()) > 0.99
+    assert float(found["alignment"][-1].min()) > 0.99
+
+
+def test_one_line_for_each_stage(capsys, staircase_file, tmp_path):
+    plot = tmp_path / "run.png"
+    arguments = ("diagnose", staircase_file, "--prompts", 200)
+    code, out, err = call(capsys, *arguments, "--plot", plot)
+    assert code == 0, err
+    lines = out.splitlines()
+    assert lines[0].split() == ["stage", "start", "end", "loss", "margin", "algorithm"]
+    assert [line.split()[5] for line in lines[1:5]] == ["zero", "PCR-1", "PCR-2", "least"]
+    assert plot.stat().st_size > 10_000
+    code, out, err = call(capsys, *arguments, "--json", "--test-scale", 2, "--test-context", 60)
+    assert code == 0, err
+    found = json.loads(out)
+    assert [row["algorithm"] for row in found["stages"]] == [
+        "zero",
+        "PCR-1",
+        "PCR-2",
+        LEAST_SQUARES,
+    ]
+    assert set(found["stages"][0]) >= {"start", "end", "level", "algorithm", "margin"}
+
+
+def test_the_in_weight_run_shows_the_fixed_task_first():
+    settings = Settings(
+        model="merged", fixed_fraction=0.6, heads=8, steps=2500, record=("loss", "weights"),
+        save="mixed:80",
+    )  # fmt: skip
+    found = diagnose_run(Study.of(settings).run(), sequences=300)
+    names = [spell["algorithm"] for spell in spells(found)]
+    assert names[0] == "zero"
+    assert names[1].startswith("in-weight w*")
+    assert names[-1] == LEAST_SQUARES
+    assert 0 <= float(found["parallelism"].min()) <= float(found["parallelism"].max()) <= 1 + 1e-9
+
+
+def test_a_run_without_weights_says_how_to_record_them(capsys, tmp_path):
+    path = tmp_path / "run.nc"
+    store(Study.of(Settings(spectrum=(0.5, 0.3), heads=2, steps=20)).run(), path)
+    assert "--record loss,weights" in refused(capsys, "diagnose", path)
+    assert "there is no seed 7" in refused(capsys, "diagnose", path, "--seed", 7)
+    assert "there is no file" in refused(capsys, "diagnose", tmp_path / "none.nc")
+
+
+# --- loss curves
+
+
+def write_curve(path, steps, losses):
+    rows = [f"{s:g},{loss:.9g}" for s, loss in zip(steps, losses, strict=True)]
+    path.write_text("\n".join(["step,loss", *rows]))
+
+
+@pytest.fixture(scope="module")
+def stopped_curve():
+    """A predicted loss curve of known drops, cut in the middle of plateau 1, on rate 0.1."""
+    task = Task(SPECTRUM, 31)
+    import jax
+
+    init = Separate.initialiser(task, heads=3, scale=0.01)
+    stairs = staircase(task, init(jax.random.key(11)), probes=0)
+    times = stairs.time[stairs.time < (stairs.times[0] + stairs.times[1]) / 2]
+    return task, init, stairs, times / 0.2, stairs.run.loss(times)
+
+
+def test_the_next_drop_of_the_start_itself(stopped_curve):
+    """With the true start among the starts, and alone, the prediction is its own drop."""
+    import jax
+
+    task, init, stairs, steps, losses = stopped_curve
+    found = diagnose_curve(steps, losses, task=task, starts=[init(jax.random.key(11))], rate=0.1)
+    assert found.attrs["now"] == 1
+    assert found["plateau_number"].values.tolist() == [0, 1]
+    assert np.abs(found["gap"]).max() < 1e-3
+    np.testing.assert_allclose(found["drop_steps"][:, 1], stairs.times / 0.2, rtol=1e-6)
+    np.testing.assert_allclose(found["predicted"], stairs.times[1] / 0.2, rtol=0.01)
+
+
+def test_the_last_plateau_has_no_next_drop(stopped_curve):
+    import jax
+
+    task, init, stairs, _, _ = stopped_curve
+    times = stairs.time
+    losses = stairs.run.loss(times)
+    found = diagnose_curve(times, losses, task=task, starts=[init(jax.random.key(11))], rate=0.5)
+    assert found.attrs["now"] == 3
+    assert found.sizes["next"] == 0
+
+
+def test_a_curve_on_the_command_line(capsys, stopped_curve, tmp_path):
+    _, _, _, steps, losses = stopped_curve
+    path, plot = tmp_path / "loss.csv", tmp_path / "loss.png"
+    write_curve(path, steps, losses)
+    code, out, err = call(capsys, "diagnose", path)
+    assert code == 0, err
+    assert out.count("stage") == 2
+    task = ("--spectrum", "0.5,0.3,0.15", "--context", 31, "--heads", 3, "--rate", 0.1)
+    start = ("--init", 0.01, "--starts", 6, "--no-rotate")
+    code, out, err = call(capsys, "diagnose", path, *task, *start, "--plot", plot)
+    assert code == 0, err
+    assert "now on plateau 1 of 3" in out
+    assert "next drop: " in out
+    assert plot.stat().st_size > 10_000
+
+
+def test_published_rates_and_inits(capsys, stopped_curve, tmp_path):
+    """One 1/N apart: rate times N^(2/3), so the same start needs fewer steps."""
+    import argparse
+
+    from iclflow.cli.diagnose import theory_of
+
+    args = argparse.Namespace(
+        spectrum=SPECTRUM, context=31, heads=3, rank=1, init=0.02, rate=0.02, starts=2,
+        convention="published", model="separate",
+    )  # fmt: skip
+    _, starts, rate = theory_of(args)
+    assert rate == pytest.approx(0.02 * 31 ** (2 / 3))
+    assert all(isinstance(model, Separate) for model in starts)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("a,b\n1,2\n", "must name the columns step and loss"),
+        ("step,loss\n0,1\n1,x\n2,1\n", "line 3"),
+        ("step,loss\n0,1\n", "at least 3 points"),
+        ("step,loss\n0,1\n2,1\n1,1\n", "times must increase"),
+    ],
+)
+def test_broken_curves(capsys, tmp_path, text, complaint):
+    path = tmp_path / "loss.csv"
+    path.write_text(text)
+    assert complaint in refused(capsys, "diagnose", path)
+
+
+def test_a_curve_needs_the_task_for_its_theory(capsys, tmp_path):
+    path = tmp_path / "loss.csv"
+    path.write_text("Step, Loss\n0,1\n1,1\n2,0.5\n")
+    assert read_curve(path)[1].tolist() == [1.0, 1.0, 0.5]
+    assert "--spectrum" in refused(capsys, "diagnose", path, "--rate", 0.1)
+    both = refused(capsys, "diagnose", path, "--spectrum", "1,0.5", "--rate", 0.1)
+    assert "both --rate and --init" in both
+
+
+# --- checkpoints
+
+
+@pytest.fixture
+def series(tmp_path):
+    """Three steps of a small model in safetensors."""
+    for step in (0, 10, 100):
+        tensors, config = FAMILIES["GPT-NeoX"](np.random.default_rng(step))
+        save(tmp_path / "run" / f"step{step}", tensors, config)
+    return tmp_path / "run"
+
+
+def test_checkpoints(capsys, series, tmp_path):
+    plot, out = tmp_path / "heads.png", tmp_path / "heads.nc"
+    code, text, err = call(capsys, "diagnose", series, "--json", "--plot", plot, "--out", out)
+    assert code == 0, err
+    found = json.loads(text)
+    assert found["steps"] == [0, 10, 100]
+    assert (found["layers"], found["heads"]) == (2, 4)
+    assert found["problems"] == []
+    assert plot.stat().st_size > 10_000
+    data = load(out)
+    assert data["norm"].dims == ("step", "circuit", "layer", "head")
+    pattern = f"{series}/step*/model.safetensors"
+    code, text, err = call(capsys, "diagnose", pattern, "--measures", "norm", "--subspace", 2)
+    assert code == 0, err
+    assert "3 steps from 0 to 100" in text
+
+
+def damage(kind, folder):
+    """Break one checkpoint; what the complaint must name besides the file."""
+    file = folder / "model.safetensors"
+    tensors, _ = FAMILIES["GPT-NeoX"](np.random.default_rng(0))
+    broken = "gpt_neox.layers.1.attention.query_key_value.weight"
+    if kind == "truncated":
+        file.write_bytes(file.read_bytes()[:-500])
+        return "gpt_neox.layers.1"
+    if kind == "missing":
+        del tensors[broken]
+    else:
+        tensors[broken] = tensors[broken][:, :-1]
+    write_safetensors(file, tensors)
+    return broken
+
+
+@pytest.mark.parametrize("kind", ["truncated", "missing", "mixed"])
+def test_a_broken_checkpoint_is_named_and_the_rest_kept(capsys, series, kind):
+    tensor = damage(kind, series / "step10")
+    line = refused(capsys, "diagnose", series)
+    assert str(series / "step10") in line
+    assert tensor in line
+    code, out, err = call(capsys, "diagnose", series, "--keep-going", "--json")
+    assert code == 2
+    assert json.loads(out)["steps"] == [0, 100]
+    assert err.count("\n") == 1
+    assert tensor in err
+
+
+def test_what_cannot_be_diagnosed(capsys, tmp_path):
+    (tmp_path / "step1.pt").write_bytes(b"x")
+    assert "safetensors" in refused(capsys, "diagnose", tmp_path / "step1.pt")
+    assert "name a run" in refused(capsys, "diagnose")
+    assert "--revisions" in refused(capsys, "diagnose", "--hf", "a/b")
+    assert "not both" in refused(capsys, "diagnose", "x", "--hf", "a/b", "--revisions", "step0")
+    assert "no such file" in refused(capsys, "diagnose", tmp_path / "nothing")
+    assert "one .nc file" in refused(capsys, "diagnose", "a.nc", "b.nc")
+
+
+def test_revisions_of_the_hub(capsys, series, monkeypatch):
+    """The download calls answered from a folder: the same result as reading it."""
+    import shutil
+    import types
+
+    def download(repository, name, *, revision, token, local_dir):
+        return shutil.copy(series / revision / name, local_dir)
+
+    def listing(repository, *, revision, token):
+        return [file.name for file in (series / revision).iterdir()]
+
+    hub = types.SimpleNamespace(hf_hub_download=download, list_repo_files=listing)
+    monkeypatch.setattr("iclflow.diagnostics.checkpoints.hub._hub", lambda: hub)
+    remote = ("--hf", "someone/model", "--revisions", "step0,step10,step100", "--json")
+    _, out, err = call(capsys, "diagnose", *remote)
+    assert err == ""
+    _, local, _ = call(capsys, "diagnose", series, "--json")
+    assert json.loads(out)["last"] == json.loads(local)["last"]
