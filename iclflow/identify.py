@@ -5,7 +5,6 @@ model and a candidate that is linear in the features S ⊗ x_q or in x_q alone i
 population moments; everything else is compared on one set of sampled prompts.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,16 +19,7 @@ from iclflow.distributions import Gaussian, NormalTasks, TaskPool
 from iclflow.linalg import gaussian_moment, packed_pairs
 from iclflow.losses import FullFeatures, Population, ReducedFeatures, population_moments
 from iclflow.losses.population import LengthMoments
-from iclflow.models import (
-    MLP,
-    AbstractLinearModel,
-    AbstractModel,
-    Blocks,
-    ConvNet,
-    Merged,
-    Separate,
-    Softmax,
-)
+from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, Softmax
 from iclflow.prompt import Prompt, map_prefixes
 from iclflow.task import ContextLabels, Task
 from iclflow.theory import (
@@ -48,11 +38,8 @@ from iclflow.theory import (
 from iclflow.theory.algorithms import mean_task
 
 LEAST_SQUARES = "least squares (= PCR-D)"
-RIDGE = "ridge"
 DESCENT_STEPS = (2, 4, 8)
-# In units of N tr(Λ)/D. Larger ρ give Xᵀy/ρ, which passes from one gradient step to zero and would
-# be the nearest to anything small.
-RIDGES = np.geomspace(1e-3, 1.0, 13)
+RIDGES = np.geomspace(1e-3, 1e1, 17)  # in units of N tr(Λ)/D
 SAME = 1e-6  # relative distance below which two candidates are one
 FULL_LIMIT = 4096  # features whose moments are worth the memory
 
@@ -80,8 +67,9 @@ def shifted(
 def candidates(task: Task, *, sequences: int = 2000, seed: int = 0) -> dict[str, AbstractPredictor]:
     """The in-context algorithms of a task by name; those that coincide are one candidate.
 
-    PCR and least squares are those of the in-context part of a mixture with w*. Steps of gradient
-    descent have the rate that gives the least loss. `ridge` is fitted by `identify`.
+    PCR and least squares are those of the in-context part of a mixture with w*. Ridge has the ρ,
+    and steps of gradient descent the rate, with the least loss: no candidate is fitted to the
+    model, since ridge with a free ρ passes from least squares to zero and is near everything.
     """
     inside = task.in_context() if float(task.fixed_fraction) > 0 else task
     modes = Modes.of(inside)
@@ -101,6 +89,7 @@ def candidates(task: Task, *, sequences: int = 2000, seed: int = 0) -> dict[str,
         found[name] = bayes_predictor(task)
     found["gradient descent, 1 step"] = gradient_step(inside)
     prompts = _Prompts.of(inside, sequences, seed)
+    found["ridge"] = _best_ridge(inside, prompts)
     for steps in DESCENT_STEPS:
         found[f"gradient descent, {steps} steps"] = _best_descent(inside, steps, prompts)
     return _merge(found, prompts)
@@ -120,10 +109,11 @@ def identify(
     - `models`: one model whose weights have a leading axis of saved times.
     - `task`: what the model is trained on; the candidates are the algorithms for it.
     - `on`: the task whose prompts the comparison uses (see `shifted`); `task` if omitted.
-    - `among`: the candidates, by name; `candidates(task)` and ridge if omitted.
+    - `among`: the candidates, by name; `candidates(task)` if omitted.
 
     Variables: `distance` [time, candidate]; `algorithm`, `margin` = 1 - best/second (1 for a
-    perfect match, 0 for a tie) and `ridge` (the ρ that fits best) [time]; `exact` [candidate].
+    perfect match, 0 for a tie) [time]; `exact` [candidate]. Beside the contest, `ridge` and
+    `ridge_distance` [time]: the ρ of the ridge regression nearest to the model, and its distance.
     """
     if task.outputs != 1:
         raise ValueError(f"algorithms are identified for one output, this task has {task.outputs}")
@@ -150,10 +140,7 @@ def identify(
                 prompts.predict_stacked(turned) if turned else prompts.predict(predictor)[None]
             )
             squared[name] = np.mean((own - np.asarray(stacked)) ** 2, axis=1)
-    ridge = np.full(own.shape[0], np.nan)
-    if among is None:
-        squared[RIDGE], ridge = _best_ridge(own, task, prompts)
-        exact[RIDGE] = False
+    ridge_squared, ridge = _nearest_ridge(own, task, prompts)
     names = list(squared)
     distance = np.sqrt(np.stack([squared[name] for name in names], axis=1) / unit)
     best, margin = best_match(distance)
@@ -163,7 +150,8 @@ def identify(
             "distance": (("time", "candidate"), distance, label),
             "algorithm": ("time", np.array([names[i] for i in best], str)),
             "margin": ("time", margin, {"long_name": "margin over the second best", "units": "1"}),
-            "ridge": ("time", ridge, {"long_name": r"ridge $\rho$ that fits best", "units": "1"}),
+            "ridge": ("time", ridge, {"long_name": r"nearest ridge $\rho$", "units": "1"}),
+            "ridge_distance": ("time", np.sqrt(ridge_squared / unit), label),
             "exact": ("candidate", np.array([exact[name] for name in names])),
         },
         coords={"candidate": names},
@@ -178,28 +166,6 @@ def best_match(distance: Float[np.ndarray, "T C"]) -> tuple[np.ndarray, np.ndarr
     ordered = np.sort(distance, axis=1)
     second = np.where(ordered[:, 1] > 0, ordered[:, 1], 1.0)
     return best, np.where(ordered[:, 1] > 0, 1 - ordered[:, 0] / second, 0.0)
-
-
-def recorded_models(run: xr.Dataset, kind: str = "") -> AbstractModel:
-    """The models of one run that recorded `weights`, stacked along time.
-
-    `kind` is the name of the model in the settings; it is needed for softmax attention only.
-    """
-    arrays = {str(name): jnp.asarray(v.values) for name, v in run.items() if "time" in v.dims}
-    kinds = {"merged": Merged, "keys": Separate, "first": MLP, "kernels": ConvNet}
-    cls = next((kinds[name] for name in kinds if name in arrays), None)
-    if cls is None:
-        raise ValueError(
-            "the run did not record its weights; record them, for example "
-            "iclflow simulate --record loss,weights --out run.nc"
-        )
-    names = [field.name for field in dataclasses.fields(cls)]
-    fields = {name: arrays[name] for name in names if name in arrays}
-    for name, values in fields.items():
-        if values.ndim == 2:  # a number a head: labels in and out are one
-            fields[name] = values[:, :, None, None]
-    wrap = Softmax if kind.startswith("softmax") else lambda model: model
-    return jax.vmap(lambda one: wrap(cls(**one)))(fields)
 
 
 class _Space(eqx.Module):
@@ -334,14 +300,27 @@ def _best_descent(task: Task, steps: int, prompts: _Prompts) -> GradientDescent:
     return GradientDescent(rates[jnp.argmin(losses)] * identity, steps)
 
 
-def _best_ridge(
+def _ridges(task: Task) -> Float[np.ndarray, " K"]:
+    """σ² first, which is best for w ~ N(0, I); then a grid."""
+    scale = task.context * float(jnp.mean(task.spectrum))
+    grid = RIDGES * (scale if scale > 0 else 1.0)
+    return np.concatenate([[float(task.label_noise) ** 2], grid])
+
+
+def _best_ridge(task: Task, prompts: _Prompts) -> Ridge:
+    """Ridge regression at the ρ with the least loss on the prompts; σ² unless 1% is gained."""
+    ridges = _ridges(task)
+    targets = np.asarray(prompts.each(lambda prompt: prompt.target[0]))
+    losses = [np.mean((np.asarray(prompts.predict(Ridge(r))) - targets) ** 2) for r in ridges]
+    best = int(np.argmin(losses))
+    return Ridge(ridges[best if losses[best] < 0.99 * losses[0] else 0])
+
+
+def _nearest_ridge(
     own: Float[np.ndarray, "T P"], task: Task, prompts: _Prompts
 ) -> tuple[Float[np.ndarray, " T"], Float[np.ndarray, " T"]]:
     """The squared distance to the ridge regression nearest to each model, and its ρ."""
-    scale = task.context * float(jnp.mean(task.spectrum))
-    ridges = RIDGES * (scale if scale > 0 else 1.0)
-    noise = float(task.label_noise) ** 2
-    ridges = np.append(ridges, noise) if noise > 0 else ridges
+    ridges = _ridges(task)
     theirs = [np.asarray(prompts.predict(Ridge(ridge))) for ridge in ridges]
     squared = np.stack([np.mean((own - row[None]) ** 2, axis=1) for row in theirs])
     best = np.argmin(squared, axis=0)

@@ -8,8 +8,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import xarray as xr
 from jaxtyping import Array, Float
 
+from iclflow.diagnostics.curvature import hessian_product, top_eigenvalues
 from iclflow.dynamics import sharpness
 from iclflow.dynamics.base import Recorder
 from iclflow.losses import AbstractLoss
@@ -19,8 +21,13 @@ from iclflow.models import (
     AbstractLinearModel,
     AbstractModel,
     ConvNet,
+    Merged,
+    Separate,
     Softmax,
 )
+from iclflow.theory.conserved import conserved_quantities
+
+TOP_EIGENVALUES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +67,18 @@ def _gradient_norm(model: AbstractModel, loss: AbstractLoss) -> Float[Array, ""]
     return jnp.sqrt(sum((jnp.sum(leaf**2) for leaf in leaves), jnp.zeros(())))
 
 
+def _top_eigenvalues(model: AbstractModel, loss: AbstractLoss) -> Float[Array, " k"]:
+    weights, static = eqx.partition(model, eqx.is_inexact_array)
+    product = hessian_product(lambda w: loss(eqx.combine(w, static)), weights)
+    size = sum(leaf.size for leaf in jax.tree.leaves(weights))
+    count = min(TOP_EIGENVALUES, size)
+    return top_eigenvalues(product, size, jax.random.key(0), count=count, steps=20)
+
+
+def _conserved(model: AbstractModel, loss: AbstractLoss | None = None) -> Float[Array, " c"]:
+    return jnp.concatenate([value.reshape(-1) for value in conserved_quantities(model).values()])
+
+
 def _weights(model: AbstractModel, loss: AbstractLoss | None = None) -> dict[str, Array]:
     part = linear_part(model)
     fields = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
@@ -77,6 +96,10 @@ QUANTITIES: dict[str, Quantity] = {
     "sharpness": Quantity(
         lambda m, loss: sharpness(loss, m, 20), (), "largest Hessian eigenvalue of $L$"
     ),
+    "top_eigenvalues": Quantity(
+        _top_eigenvalues, ("eigenvalue",), "largest Hessian eigenvalues of $L$"
+    ),
+    "conserved": Quantity(_conserved, ("conservation",), "what gradient flow conserves (17)(79)"),
 }
 
 WEIGHT_DIMS: dict[str, tuple[str, ...]] = {
@@ -91,6 +114,28 @@ WEIGHT_DIMS: dict[str, tuple[str, ...]] = {
     "second": ("head", "output", "label"),
     "third": ("head", "output", "label"),
 }
+
+
+def recorded_models(run: xr.Dataset, kind: str = "") -> AbstractModel:
+    """The models of one run that recorded `weights`, stacked along time.
+
+    `kind` is the name of the model in the settings; it is needed for softmax attention only.
+    """
+    arrays = {str(name): jnp.asarray(v.values) for name, v in run.items() if "time" in v.dims}
+    kinds = {"merged": Merged, "keys": Separate, "first": MLP, "kernels": ConvNet}
+    cls = next((kinds[name] for name in kinds if name in arrays), None)
+    if cls is None:
+        raise ValueError(
+            "the run did not record its weights; record them, for example "
+            "iclflow simulate --record loss,weights --out run.nc"
+        )
+    names = [field.name for field in dataclasses.fields(cls)]
+    fields = {name: arrays[name] for name in names if name in arrays}
+    for name, values in fields.items():
+        if values.ndim == 2:  # a number a head: labels in and out are one
+            fields[name] = values[:, :, None, None]
+    wrap = Softmax if kind.startswith("softmax") else lambda model: model
+    return jax.vmap(lambda one: wrap(cls(**one)))(fields)
 
 
 def resolve(

@@ -1,11 +1,17 @@
+import argparse
 import json
+import shutil
+import types
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_cli import call, refused
 from written_checkpoints import FAMILIES, save, write_safetensors
 
-from iclflow.diagnosis import diagnose_curve, diagnose_run, read_curve, spells
+from iclflow.cli.diagnose import theory_of
+from iclflow.diagnosis import diagnose_curve, diagnose_run, measure_along, read_curve, spells
 from iclflow.identify import LEAST_SQUARES
 from iclflow.models import Separate
 from iclflow.settings import Settings
@@ -14,7 +20,7 @@ from iclflow.store import save as store
 from iclflow.study import Study
 from iclflow.task import Task
 from iclflow.theory import plateau_losses
-from iclflow.theory.staircase import staircase
+from iclflow.theory.stairs import staircase
 
 SPECTRUM = (0.5, 0.3, 0.15)
 
@@ -67,10 +73,42 @@ def test_one_line_for_each_stage(capsys, staircase_file, tmp_path):
     assert set(found["stages"][0]) >= {"start", "end", "level", "algorithm", "margin"}
 
 
+def test_quantities_along_a_run(staircase_file):
+    """Against the saved weights themselves and the dense Hessian at the end."""
+    runs = load(staircase_file)
+    chosen = np.append(np.arange(0, runs.sizes["time"] - 1, 40), runs.sizes["time"] - 1)
+    runs = runs.isel(time=chosen)
+    found, run = measure_along(runs), runs.isel(seed=0)
+    k, q, v = (run[name].values for name in ("keys", "queries", "values"))
+    norms = (k**2).sum((2, 3)), (q**2).sum((2, 3)), v**2
+    gaps = [norms[0] - norms[1], norms[0] - norms[2]]
+    drift = np.max([np.abs(gap - gap[:1]).max(axis=1) for gap in gaps], axis=0)
+    np.testing.assert_allclose(found["conserved_drift"], drift, atol=1e-14)
+    assert 0 < drift[-1] < 0.05
+    study = Study.of(Settings(spectrum=SPECTRUM, context=31, heads=3, init=0.1, seed=2))
+    shapes = [a[-1].shape for a in (v[:, :, None, None], k, q)]
+    sizes = np.cumsum([np.prod(shape) for shape in shapes])[:-1]
+
+    def loss(flat):
+        parts = [a.reshape(s) for a, s in zip(jnp.split(flat, sizes), shapes, strict=True)]
+        return study.loss(Separate(*parts))
+
+    last = jnp.concatenate([v[-1].ravel(), k[-1].ravel(), q[-1].ravel()])
+    dense = np.linalg.eigvalsh(np.asarray(jax.hessian(loss)(last)))[::-1]
+    np.testing.assert_allclose(found["top_eigenvalues"][-1], dense[:3], rtol=1e-6)
+    rate = float(study.dynamics.rate)
+    np.testing.assert_allclose(found["rate_times_sharpness"][-1], rate * dense[0], rtol=1e-6)
+    gradient = np.linalg.norm(np.asarray(jax.grad(loss)(last)))
+    np.testing.assert_allclose(found["gradient_norm"][-1], gradient, rtol=1e-6, atol=1e-15)
+    assert found["fixed_point_modes"].values.tolist() == sorted(found["fixed_point_modes"].values)
+    assert int(found["fixed_point_modes"][-1]) == 3
+    assert float(found["fixed_point_distance"][-1]) < 0.02
+
+
 def test_the_in_weight_run_shows_the_fixed_task_first():
     settings = Settings(
-        model="merged", fixed_fraction=0.6, heads=8, steps=2500, record=("loss", "weights"),
-        save="mixed:80",
+        model="merged", spectrum=(0.6, 0.4), fixed_fraction=0.6, heads=4, steps=2500,
+        record=("loss", "weights"), save="mixed:80",
     )  # fmt: skip
     found = diagnose_run(Study.of(settings).run(), sequences=300)
     names = [spell["algorithm"] for spell in spells(found)]
@@ -100,8 +138,6 @@ def write_curve(path, steps, losses):
 def stopped_curve():
     """A predicted loss curve of known drops, cut in the middle of plateau 1, on rate 0.1."""
     task = Task(SPECTRUM, 31)
-    import jax
-
     init = Separate.initialiser(task, heads=3, scale=0.01)
     stairs = staircase(task, init(jax.random.key(11)), probes=0)
     times = stairs.time[stairs.time < (stairs.times[0] + stairs.times[1]) / 2]
@@ -110,8 +146,6 @@ def stopped_curve():
 
 def test_the_next_drop_of_the_start_itself(stopped_curve):
     """With the true start among the starts, and alone, the prediction is its own drop."""
-    import jax
-
     task, init, stairs, steps, losses = stopped_curve
     found = diagnose_curve(steps, losses, task=task, starts=[init(jax.random.key(11))], rate=0.1)
     assert found.attrs["now"] == 1
@@ -122,8 +156,6 @@ def test_the_next_drop_of_the_start_itself(stopped_curve):
 
 
 def test_the_last_plateau_has_no_next_drop(stopped_curve):
-    import jax
-
     task, init, stairs, _, _ = stopped_curve
     times = stairs.time
     losses = stairs.run.loss(times)
@@ -148,19 +180,17 @@ def test_a_curve_on_the_command_line(capsys, stopped_curve, tmp_path):
     assert plot.stat().st_size > 10_000
 
 
-def test_published_rates_and_inits(capsys, stopped_curve, tmp_path):
-    """One 1/N apart: rate times N^(2/3), so the same start needs fewer steps."""
-    import argparse
-
-    from iclflow.cli.diagnose import theory_of
-
+def test_published_rates_and_inits():
+    """One 1/N apart: rate times N^(2/3), weights times N^(1/3)."""
     args = argparse.Namespace(
-        spectrum=SPECTRUM, context=31, heads=3, rank=1, init=0.02, rate=0.02, starts=2,
+        spectrum=SPECTRUM, context=31, heads=3, rank=1, init=0.02, rate=0.02, starts=200,
         convention="published", model="separate",
     )  # fmt: skip
     _, starts, rate = theory_of(args)
     assert rate == pytest.approx(0.02 * 31 ** (2 / 3))
-    assert all(isinstance(model, Separate) for model in starts)
+    values = np.stack([np.asarray(model.values).ravel() for model in starts])
+    assert values.shape == (200, 3)
+    assert np.std(values) == pytest.approx(0.02 * 31 ** (1 / 3), rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +250,8 @@ def damage(kind, folder):
     """Break one checkpoint; what the complaint must name besides the file."""
     file = folder / "model.safetensors"
     tensors, _ = FAMILIES["GPT-NeoX"](np.random.default_rng(0))
-    broken = "gpt_neox.layers.1.attention.query_key_value.weight"
+    part = "dense" if kind == "missing" else "query_key_value"
+    broken = f"gpt_neox.layers.1.attention.{part}.weight"
     if kind == "truncated":
         file.write_bytes(file.read_bytes()[:-500])
         return "gpt_neox.layers.1"
@@ -229,7 +260,7 @@ def damage(kind, folder):
     else:
         tensors[broken] = tensors[broken][:, :-1]
     write_safetensors(file, tensors)
-    return broken
+    return broken if kind == "missing" else "gpt_neox.layers.1.attention."
 
 
 @pytest.mark.parametrize("kind", ["truncated", "missing", "mixed"])
@@ -257,8 +288,6 @@ def test_what_cannot_be_diagnosed(capsys, tmp_path):
 
 def test_revisions_of_the_hub(capsys, series, monkeypatch):
     """The download calls answered from a folder: the same result as reading it."""
-    import shutil
-    import types
 
     def download(repository, name, *, revision, token, local_dir):
         return shutil.copy(series / revision / name, local_dir)

@@ -9,11 +9,11 @@ from iclflow.identify import (
     best_match,
     candidates,
     identify,
-    recorded_models,
     shifted,
 )
 from iclflow.losses import Population
 from iclflow.models import Blocks, Merged, Separate, Softmax
+from iclflow.record import recorded_models
 from iclflow.task import Task
 from iclflow.theory import (
     InWeight,
@@ -104,7 +104,7 @@ def test_least_squares_is_one_candidate_and_ordinary_another():
     assert names.count(LEAST_SQUARES) == 1
     # without noise and with more pairs than dimensions the posterior mean is least squares
     assert "ordinary least squares (= Bayes)" in names
-    assert "Bayes" in candidates(TASK.replace(label_noise=0.5), sequences=SMALL)
+    assert "Bayes (= ridge)" in candidates(TASK.replace(label_noise=0.5), sequences=SMALL)
 
 
 def test_components_of_equal_eigenvalues_may_be_any():
@@ -118,15 +118,16 @@ def test_components_of_equal_eigenvalues_may_be_any():
     assert found["distance"].sel(candidate="PCR-1").values[0] < 1e-7
 
 
-def test_ridge_is_found_with_its_parameter():
+def test_the_nearest_ridge_is_read_beside_the_contest():
     task = TASK.replace(label_noise=0.7)
     scale = task.context * float(task.spectrum.mean())
     given = scale * 10**-0.5
-    models = jax.vmap(Ridge)(jnp.array([given, 0.5 * scale]))
-    found = identify(models, task, sequences=500)
-    assert found["algorithm"].values.tolist() == ["ridge", "ridge"]
+    found = identify(jax.vmap(Ridge)(jnp.array([given, 0.7**2])), task, sequences=500)
     assert abs(np.log(found["ridge"].values[0] / given)) < 0.3  # half a step of its grid
-    assert not found["exact"].sel(candidate="ridge")
+    assert found["ridge_distance"].values[0] < 0.05
+    # σ² is the posterior mean for w ~ N(0, I), so best ridge and Bayes are one candidate
+    assert found["algorithm"].values[1] == "Bayes (= ridge)"
+    assert found["ridge"].values[1] == pytest.approx(0.7**2)
 
 
 def test_bayes_of_a_pool():

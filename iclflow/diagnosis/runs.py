@@ -21,8 +21,9 @@ from iclflow.diagnostics import (
     head_parallelism,
     singular_values,
 )
-from iclflow.identify import best_match, identify, recorded_models
+from iclflow.identify import best_match, identify
 from iclflow.models import MLP, AbstractLinearModel, AbstractModel, ConvNet, Separate, Softmax
+from iclflow.record import recorded_models
 from iclflow.settings import Settings
 from iclflow.task import Task
 from iclflow.theory import Modes, plateau_losses

@@ -30,11 +30,11 @@ class StabilisedState(eqx.Module):
     """Everything needed to go on with a run."""
 
     model: AbstractModel
-    slope: Float[Array, " W"]  # at these weights, all of them in one vector
     time: Float[Array, ""]
     size: Float[Array, ""]  # of the next step
     scale: Float[Array, ""]  # root mean square of the initial weights
-    vector: Float[Array, " W"]  # leading eigenvector of the Hessian, so far
+    radius: Float[Array, ""]  # ρ and its eigenvector, by one step of power iteration each step
+    vector: Float[Array, " W"]
     steps: Int[Array, ""]
 
 
@@ -71,13 +71,13 @@ class StabilisedFlow(AbstractDynamics):
         return jnp.concatenate([jnp.zeros(1), grid]) * self.time
 
     def start(self, loss: AbstractLoss, model: AbstractModel, key: PRNGKeyArray) -> StabilisedState:
-        weights, slope, _ = _flatten(loss, model)
+        weights = _flatten(loss, model)[0]
         return StabilisedState(
             model=model,
-            slope=slope(weights),
-            time=jnp.zeros(()),
-            size=jnp.full((), FIRST),
+            time=jnp.zeros((), weights.dtype),
+            size=jnp.full((), FIRST, weights.dtype),
             scale=_rms(weights),
+            radius=jnp.ones((), weights.dtype),
             vector=_unit(jax.random.normal(key, weights.shape, weights.dtype)),
             steps=jnp.zeros((), int),
         )
@@ -121,15 +121,18 @@ class StabilisedFlow(AbstractDynamics):
         self, slope: Slope, weights: Array, state: Any, mark: Float[Array, ""]
     ) -> tuple[Array, Any]:
         """Try one step, to the mark at most; a step with too large an error is made again."""
-        radius, vector = _power_step(slope, weights, state)
-        radius = SAFETY * radius + 1e-12
+        radius = SAFETY * state.radius + 1e-12
         size = jnp.minimum(state.size, mark - state.time)
         size = jnp.minimum(size, REACH * (STAGES**2 - 1) / radius)
         stages = jnp.clip(jnp.ceil(jnp.sqrt(1 + size * radius / REACH)), 2, STAGES).astype(int)
-        after, there = _chebyshev_step(slope, weights, state.slope, size, stages)
+        width = 1e-5 * (state.scale + jnp.linalg.norm(weights))
+        side = weights + width * state.vector
+        after, first, there, moved = _chebyshev_step(slope, weights, side, size, stages)
         allowed = state.scale + jnp.maximum(jnp.abs(weights), jnp.abs(after))
-        estimate = 0.8 * (weights - after) + 0.4 * size * (state.slope + there)
+        estimate = 0.8 * (weights - after) + 0.4 * size * (first + there)
         error = _rms(estimate / (self.tolerance * allowed))
+        image = (moved - first) / width
+        curvature = jnp.linalg.norm(image)
         accepted = error <= 1.0  # False for NaN
         factor = jnp.clip(0.8 / jnp.maximum(error, 1e-8) ** (1 / 3), 0.1, 4.0)
         factor = jnp.where(jnp.isfinite(error), factor, 0.1)
@@ -138,11 +141,12 @@ class StabilisedFlow(AbstractDynamics):
         reached = jnp.where(size >= mark - state.time, mark, state.time + size)
         return jnp.where(accepted, after, weights), StabilisedState(
             model=state.model,
-            slope=jnp.where(accepted, there, state.slope),
             time=jnp.where(accepted, reached, state.time),
             size=jnp.maximum(size * factor, planned),
             scale=state.scale,
-            vector=vector,
+            radius=curvature,
+            # Where there is no curvature the vector stays.
+            vector=jnp.where(curvature > 0, image / curvature, state.vector),
             steps=state.steps + 1,
         )
 
@@ -159,28 +163,36 @@ def _flatten(loss: AbstractLoss, model: AbstractModel) -> tuple[Array, Slope, Ca
 
 
 def _chebyshev_step(
-    slope: Slope, weights: Array, first: Array, size: Float[Array, ""], stages: Int[Array, ""]
-) -> tuple[Array, Array]:
-    """One step of s stages by the three-term recurrence; the new weights and the slope there."""
-    table = jnp.asarray(_coefficients(), size.dtype)[stages]  # [stage, 4]
+    slope: Slope, weights: Array, side: Array, size: Float[Array, ""], stages: Int[Array, ""]
+) -> tuple[Array, Array, Array, Array]:
+    """One step of s stages: the new weights, and the slopes at the old, the new and at `side`.
 
-    def stage(j: Int[Array, ""], carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        before, now, _ = carry
+    All slopes are found in one loop, so that there is one place to compile: round 0 looks at
+    `side`, rounds 1 to s are the stages of the three-term recurrence, round s + 1 looks at the
+    new weights.
+    """
+    table = jnp.asarray(_coefficients(), size.dtype)[stages]  # [round, 4]
+
+    def round_(j: Int[Array, ""], carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        before, now, first, moved, _ = carry
         mu, nu, mu_step, gamma_step = (table[j, i] for i in range(4))
-        here = slope(now)
+        here = slope(jnp.where(j == 0, side, now))
+        first, moved = jnp.where(j == 1, here, first), jnp.where(j == 0, here, moved)
         change = size * (mu_step * here + gamma_step * first)
-        return now, (1 - mu - nu) * weights + mu * now + nu * before + change, here
+        new = (1 - mu - nu) * weights + mu * now + nu * before + change
+        return now, new, first, moved, here
 
-    # The round after the last stage only finds the slope at the new weights.
-    start = weights + table[1, 2] * size * first
-    after, _, there = jax.lax.fori_loop(2, stages + 2, stage, (weights, start, first))
-    return after, there
+    zero = jnp.zeros_like(weights)
+    carry = (weights, weights, zero, zero, zero)
+    after, _, first, moved, there = jax.lax.fori_loop(0, stages + 2, round_, carry)
+    return after, first, there, moved
 
 
 @functools.cache
 def _coefficients() -> np.ndarray:
-    """(μ, ν, μ̃, γ̃) of stage j of the method with s stages, at [s, j]."""
+    """(μ, ν, μ̃, γ̃) of stage j of the method with s stages, at [s, j]; stage 0 changes nothing."""
     table = np.zeros((STAGES + 1, STAGES + 2, 4))
+    table[:, 0, 0] = 1.0
     for s in range(2, STAGES + 1):
         w0 = 1 + DAMPING / s**2
         t, d, dd = np.zeros(s + 1), np.zeros(s + 1), np.zeros(s + 1)  # T_j, T'_j, T''_j at w0
@@ -199,15 +211,6 @@ def _coefficients() -> np.ndarray:
             a = 1 - b[j - 1] * t[j - 1]
             table[s, j] = (2 * b[j] * w0 / b[j - 1], -b[j] / b[j - 2], step, -a * step)
     return table
-
-
-def _power_step(slope: Slope, weights: Array, state: Any) -> tuple[Float[Array, ""], Array]:
-    """|J v| for the unit vector v, by a difference of slopes, and J v made a unit vector."""
-    width = 1e-5 * (state.scale + jnp.linalg.norm(weights))
-    image = (slope(weights + width * state.vector) - state.slope) / width
-    size = jnp.linalg.norm(image)
-    # Where there is no curvature the vector stays.
-    return size, jnp.where(size > 0, image / size, state.vector)
 
 
 def _unit(vector: Array) -> Array:

@@ -15,7 +15,7 @@ from iclflow.experiments.four_inputs import (
     correlations,
     four_input_moments,
 )
-from iclflow.experiments.runs import first_crossing, labelled, spread
+from iclflow.experiments.runs import Variable, first_crossing, labelled, spread
 
 SEED = 0  # the run that is drawn
 PLATEAU = 0.01  # the plateau is read when this share of the drop is done: late, still flat
@@ -46,7 +46,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     seed = np.arange(SEEDS)[:, None]
     statistics = np.stack([cross, solution])
 
-    variables = {
+    variables: dict[str, Variable] = {
         "statistics": (("moment", "feature"), statistics, "what the weights align with"),
         "moment_time": (("seed", "moment"), 2 * RATE * marks[index], "t/τ of the two moments"),
     }

@@ -4,8 +4,6 @@ Five heads, all blocks trained, on P = 80,000 sequences, six seeds, until every 
 D drops; the same starts in the population; and the staircase that the initial weights predict.
 """
 
-import functools
-
 import jax
 import numpy as np
 import xarray as xr
@@ -32,9 +30,9 @@ from iclflow.experiments.runs import (
     spread,
     train,
 )
-from iclflow.experiments.staircase_claims import staircase_claims
+from iclflow.experiments.saddle_to_saddle_claims import staircase_claims
 from iclflow.losses import Population, Sequences
-from iclflow.models import Blocks, ConvNet, Separate, SeparateInitialiser
+from iclflow.models import Blocks, ConvNet, Separate
 from iclflow.simulation import simulate
 from iclflow.task import Task
 from iclflow.theory.modes import Modes
@@ -60,18 +58,10 @@ CONVERSION = (
 )
 
 
-@functools.cache
-def predicted() -> list[Staircase]:
+def predict(models: Separate) -> list[Staircase]:
     """The staircase of every seed, from its initial weights and the population."""
     population = Population(four_input_task())
-    starts = draw(_initialiser(Blocks.FROZEN), range(SEEDS))
-    return [staircase(population, at(starts, s), probes=0) for s in range(SEEDS)]
-
-
-def _initialiser(blocks: Blocks) -> SeparateInitialiser:
-    return Separate.initialiser(
-        four_input_task(), heads=HEADS, rank=RANK, scale=SCALE, blocks=blocks
-    )
+    return [staircase(population, at(models, s).reduce(), probes=0) for s in range(SEEDS)]
 
 
 def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Dataset:
@@ -79,11 +69,13 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     report = progress or (lambda done, total: None)
     report(0, 5)
     task = four_input_task()
-    modes, stairs = Modes.of(Population(task)), predicted()
+    init = Separate.initialiser(task, heads=HEADS, rank=RANK, scale=SCALE, blocks=Blocks.FULL)
+    models = draw(init, range(SEEDS))
+    assert isinstance(models, Separate)
+    modes, stairs = Modes.of(Population(task)), predict(models)
     last = MARGIN * max(float(s.times[-1]) for s in stairs) / (2 * RATE)
     marks = spread(int(np.ceil(last / 1000)) * 1000)
     report(1, 5)
-    models = draw(_initialiser(Blocks.FULL), range(SEEDS))
     sample = train(four_input_moments(quick), models, RATE, marks)
     report(2, 5)
     population = train(four_input_population(), models, RATE, marks)
@@ -108,8 +100,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     }
     variables |= _run_variables("", sample, time, levels)
     variables |= _run_variables("population_", population, time, levels)
-    # Two drops 20% apart in time need bins of 4%: 256 over the run's nearly five e-folds and more.
-    stages = [find_stages(time, row, resamples=0, resolution=256) for row in sample["loss"]]
+    stages = [find_stages(time, row, resamples=0) for row in sample["loss"]]
     counts = [len(s.drops) for s in stages]
     variables["drop_count"] = (("seed",), counts, "drops found by the detector")
     for prefix in ("", "population_"):

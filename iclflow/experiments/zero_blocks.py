@@ -36,7 +36,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     for dataset in range(DATASETS):
         # The prompts of a smaller set are the first ones of the largest: drawn once.
         features = Features.sample(task, counts[-1], jax.random.key(100 + dataset))
-        losses += [_moments(features.take(np.arange(count))) for count in counts]
+        losses += [_moments(features.take(jnp.arange(count))) for count in counts]
         report(dataset + 1, DATASETS + 1)
     # Parallel heads are one head: what eight learn from small weights, one does too.
     like = Merged.initialiser(task, heads=1, scale=0.0, blocks=Blocks.FULL)(jax.random.key(0))

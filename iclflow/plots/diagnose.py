@@ -183,16 +183,13 @@ def curve_figure(found: xr.Dataset, *, title: str = "") -> Figure:
     with style():
         figure = Figure(figsize=(COLUMN * 1.5, COLUMN * 0.95))
         axes = figure.subplots()
-        plot_stages(axes, found.rename(step="time") if "time" not in found.dims else found)
+        plot_stages(axes, found)
         if "predicted" in found:
-            for m in range(found.sizes["next"]):
-                low, middle, high = found["predicted"].values[m]
+            finite = found["predicted"].values[np.isfinite(found["predicted"].values).all(axis=1)]
+            for low, middle, high in finite:
                 axes.axvspan(low, high, color=COLOURS[1], alpha=0.18, linewidth=0)
-                label = (
-                    f"predicted drop, 10-90% of {found.attrs['starts']} starts" if m == 0 else None
-                )
+                label = f"next drop, 10-90% of {found.attrs['starts']} starts"
                 axes.axvline(middle, color=COLOURS[1], linewidth=0.8, label=label)
-            if found.sizes["next"]:
                 axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0))
         axes.set_xlabel("step")
         axes.set_xlim(0, None)

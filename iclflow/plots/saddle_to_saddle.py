@@ -14,7 +14,7 @@ def saddle_to_saddle_figure(data: xr.Dataset) -> Figure:
     """(a) six seeds, the paper's window and the whole run; (b) value weights; (c) keys."""
     with style():
         figure = Figure(figsize=(2.08 * COLUMN, 1.62 * COLUMN))
-        top, bottom = figure.subfigures(2, 1, height_ratios=(1, 0.62))
+        top, bottom = np.ravel(figure.subfigures(2, 1, squeeze=False, height_ratios=(1, 0.62)))
         panels = top.subplots(1, 3, width_ratios=(1.0, 1.0, 1.0))
         window = 2 * data.attrs["rate"] * data.attrs["window"]
         plot_staircase(panels[0], data)
@@ -159,7 +159,7 @@ def _durations(axes: Axes, data: xr.Dataset) -> None:
         )  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlim(reach)
+    axes.set_xlim(*reach)
     axes.set_xlabel(r"measured duration $(t_{m+1} - t_m)/\tau$")
     axes.set_ylabel("predicted duration")
     axes.legend(loc="upper left", handletextpad=0.2)

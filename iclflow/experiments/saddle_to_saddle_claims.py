@@ -40,7 +40,7 @@ def _function_claims(data: xr.Dataset) -> list[Claim]:
             float(np.mean(data["drop_count"].values == size)),
             0.05,
             "a count, by the detector of stages; one seed in twenty may join two drops",
-            f"{int(finished.sum())} of {len(finished)} seeds finish in the run, "
+            f"{int(finished.sum())} of {finished.size} seeds finish in the run, "
             f"{int(inside.sum())} in the paper's window of {int(data.attrs['window']):,} steps",
         ),
         below(

@@ -1,0 +1,190 @@
+"""The rank-one and merged experiments: pieces against other computations, and their quick forms."""
+
+import jax
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.figure import Figure
+from scipy.integrate import solve_ivp
+
+from iclflow.dynamics import Descent
+from iclflow.experiments import (
+    abrupt_drop,
+    alignment,
+    init_scale,
+    runs,
+    saddle_to_saddle,
+    schematics,
+    varying_length,
+    zero_blocks,
+)
+from iclflow.experiments.four_inputs import correlations, four_input_population, four_input_task
+from iclflow.losses import Population
+from iclflow.models import Merged, Separate
+from iclflow.plots import abrupt_drop as abrupt_drop_plots
+from iclflow.plots import alignment as alignment_plots
+from iclflow.plots import init_scale as init_scale_plots
+from iclflow.plots import saddle_to_saddle as saddle_plots
+from iclflow.plots import schematics as schematics_plots
+from iclflow.plots import varying_length as varying_length_plots
+from iclflow.plots import zero_blocks as zero_blocks_plots
+from iclflow.simulation import simulate
+from iclflow.store import load, save
+from iclflow.task import Task
+
+TASK = Task([0.5, 0.3], 7)
+
+# Claims that the data contradict, in the quick form as at paper scale.
+REFUTED = {"key-query-alignment-worst", "separate-duration-paper"}
+
+
+def test_seeds_are_those_of_simulate():
+    init = Separate.initialiser(TASK, heads=2, scale=0.5)
+    marks = np.array([0, 3, 10])
+    found = runs.train(Population(TASK), runs.draw(init, range(2)), 0.2, marks)
+    for seed in range(2):
+        model = init(jax.random.key(seed))
+        one = simulate(
+            Population(TASK), model, Descent(0.2, 10), saveat=marks, record=["loss", "weights"]
+        )
+        np.testing.assert_allclose(found["loss"][seed], one.loss, atol=1e-14)
+        np.testing.assert_allclose(found["keys"][seed], one["weights"]["keys"], atol=1e-14)
+
+
+def test_marks_are_distinct_and_reach_the_end():
+    marks = runs.spread(20_000)
+    assert len(marks) == runs.MARKS
+    assert marks[0] == 0
+    assert marks[-1] == 20_000
+    assert np.all(np.diff(marks) > 0)
+    with pytest.raises(ValueError, match="too few"):
+        runs.spread(500)
+
+
+def test_crossing_of_a_level():
+    time, loss = np.array([0.0, 1.0, 2.0]), np.array([1.0, 0.8, 0.2])
+    assert runs.first_crossing(time, loss, 0.5) == pytest.approx(1.5)
+    assert np.isnan(runs.first_crossing(time, loss, 0.1))
+
+
+def test_correlations_are_those_of_the_paper():
+    task = four_input_task()
+    cross, second = correlations(four_input_population())
+    covariance = np.asarray(task.covariance)
+    square = covariance @ covariance
+    np.testing.assert_allclose(cross.reshape(4, 4), square, atol=1e-14)
+    b = square + (square + np.trace(covariance) * covariance) / task.context
+    np.testing.assert_allclose(second, np.kron(b, covariance), atol=1e-14)
+
+
+def test_published_init_is_converted():
+    # 0.01·√5·31^(1/3) = 0.0702 and 0.02·31^(2/3) = 0.1974: linear attention divided by N = 31.
+    assert pytest.approx(0.07024, abs=1e-5) == saddle_to_saddle.SCALE
+    assert pytest.approx(0.19736, abs=1e-5) == saddle_to_saddle.RATE
+    assert pytest.approx(5.568e-6, rel=1e-3) == abrupt_drop.ENTRY
+    assert pytest.approx(0.031) == abrupt_drop.RATE
+    assert "0.07" in saddle_to_saddle.CONVERSION
+    assert "0.197" in saddle_to_saddle.CONVERSION
+
+
+def test_lazy_loss_is_the_flow_of_the_frozen_kernel():
+    population = Population(TASK)
+    model = Merged.initialiser(TASK, heads=3, scale=2.0)(jax.random.key(0))
+    time = np.linspace(0, 20, 9)
+    values, first = np.asarray(model.values)[:, 0, 0], np.asarray(model.merged)
+    b, g, c = (np.asarray(a) for a in (population.second, population.cross[0], TASK.covariance))
+
+    def slope(t, m):
+        residual = g - b @ m.reshape(2, 2) @ c
+        moved = values @ values * residual
+        moved = moved + sum(u * np.sum(u * residual) for u in first)
+        return moved.ravel()
+
+    start = np.einsum("h,hdc->dc", values, first).ravel()
+    path = solve_ivp(slope, (0, 20), start, t_eval=time, rtol=1e-10, atol=1e-12).y.T
+    expected = [
+        float(population.power) + np.sum(m * (b @ m @ c - 2 * g)) for m in path.reshape(-1, 2, 2)
+    ]
+    found = init_scale._lazy_loss(population, model, time)
+    np.testing.assert_allclose(found, expected, atol=1e-8)
+
+
+def test_levels_of_varying_length_by_a_sampled_loss():
+    """E3 at one length, as `_by_length` has it, against the package's own closed form."""
+    task = varying_length.varying_task()
+    weights = np.random.default_rng(0).normal(size=(4, 4))
+    merged = {
+        "values": np.ones((1, 1, 1, 1, 1)),
+        "merged": weights[None, None, None],
+    }
+    found = varying_length._by_length(merged, Population(task))
+    model = Merged(values=jax.numpy.ones((1, 1, 1)), merged=jax.numpy.asarray(weights)[None])
+    for n in (1, 7, 31):
+        expected = float(Population(task.replace(lengths=(n,)))(model))
+        assert found["length_trained"][1][n - 1] == pytest.approx(expected, rel=1e-12)
+    mean = np.mean(found["length_best"][1])
+    assert mean == pytest.approx(float(varying_length.plateau_losses(task)[-1]), rel=1e-12)
+
+
+def test_slopes_of_powers():
+    counts = np.array([100, 400, 1600])
+    noise = 1 + 0.01 * np.random.default_rng(0).normal(size=(5, 3))
+    data = xr.Dataset({"gap": (("dataset", "count"), noise * 3 / counts)}, {"count": counts})
+    measured, error = zero_blocks.slope(data, "gap")
+    assert abs(measured + 1) < 4 * error
+    assert error < 0.01
+
+
+def test_schematic_has_the_numbers_of_a_prompt():
+    data = schematics.compute()
+    assert float(data["attention"]) == pytest.approx(float(data["network"]), abs=1e-14)
+    assert float(data["outputs"].sum()) == pytest.approx(float(data["attention"]), abs=1e-14)
+    z = np.outer(data["query"], data["correlation"]).ravel()
+    np.testing.assert_allclose(data["features"], z, atol=1e-15)
+    assert isinstance(schematics_plots.schematics_figure(data), Figure)
+
+
+EXPERIMENTS = {
+    abrupt_drop: [abrupt_drop_plots.abrupt_drop_figure],
+    alignment: [alignment_plots.alignment_figure],
+    saddle_to_saddle: [saddle_plots.saddle_to_saddle_figure, saddle_plots.plateau_times_figure],
+    init_scale: [init_scale_plots.init_scale_figure],
+    varying_length: [varying_length_plots.varying_length_figure],
+    zero_blocks: [zero_blocks_plots.zero_blocks_figure],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda m: m.__name__.rpartition(".")[2])
+def test_quick_form_settles_its_claims_as_at_paper_scale(experiment, tmp_path):
+    seen = []
+    data = experiment.compute(quick=True, progress=lambda done, total: seen.append(done / total))
+    assert seen == sorted(seen)
+    assert seen[-1] == 1
+    found = experiment.claims(load(save(data, tmp_path / "data.nc")))
+    assert {c.id for c in found if not c.holds} == {c.id for c in found} & REFUTED
+    assert all(c.reason and c.equation and np.isfinite(c.measured) for c in found)
+    assert data.attrs["quick"] == 1
+    assert all("long_name" in data[name].attrs for name in data.data_vars)
+    for draw in EXPERIMENTS[experiment]:
+        figure = draw(data)
+        figure.savefig(tmp_path / "figure.png", dpi=50)
+
+
+@pytest.mark.slow
+def test_the_staircase_lies_on_the_simulation():
+    data = saddle_to_saddle.compute(quick=True)
+    measured, predicted = data["population_drop_time"].values, data["staircase_time"].values
+    assert np.median(np.abs(predicted / measured - 1)) < 0.03
+    middle = data["population_plateau_loss"].values
+    np.testing.assert_allclose(
+        middle, np.broadcast_to(data["levels"].values, middle.shape), atol=0.005
+    )
+    # In the population the shown run ends on the eigenvectors up to the size of its start (25).
+    run = data.isel(seed=data.attrs["shown_seed"])
+    keys = run["population_plateau_keys"].values[-1, run["population_drop_head"].values]
+    theory = (run["eigenvectors"].values * run["value_limit"].values).T
+    cosine = np.abs(np.sum(keys * theory, axis=1)) / np.linalg.norm(keys, axis=1)
+    np.testing.assert_allclose(
+        cosine, np.linalg.norm(theory, axis=1), rtol=saddle_to_saddle.SCALE**2
+    )
