@@ -367,7 +367,7 @@ def test_numbers_in_words(value, words):
 @pytest.mark.parametrize(
     ("text", "html"),
     [
-        ("L(M_m) at x_q", "L(M<sub>m</sub>) at x<sub>q</sub>"),
+        ("L(M_m) at x_qᵀ", "L(M<sub>m</sub>) at x<sub>q</sub>ᵀ"),
         ("key_labels < P^(-1/2)", "key_labels &lt; P<sup>−1/2</sup>"),
         ("slope -0.5, well-known", "slope −0.5, well-known"),
     ],

@@ -19,7 +19,7 @@ from iclflow.experiments.base import Progress
 from iclflow.experiments.four_inputs import CONTEXT, QUICK_SEQUENCES, SEQUENCES
 from iclflow.experiments.in_weight_claims import claims_fig5, claims_fig10
 from iclflow.experiments.runs import MARKS, Variable, clock, labelled
-from iclflow.linalg import pack_dual
+from iclflow.linalg import packed_pairs
 from iclflow.losses import Moments, population_moments
 from iclflow.models import Blocks, Merged
 from iclflow.simulation import simulate
@@ -80,7 +80,7 @@ def _compute(quick: bool) -> xr.Dataset:
     trained = [population_moments(task) for task in tasks]
     # Beside them: "all fixed" as the published code trains it, and one portion on sequences.
     noisy = population_moments(portion_task(1.0, ContextLabels.NOISE))
-    sampled = Moments.sample(portion_task(SHOWN), sequences, jax.random.key(DATA_KEY))
+    sampled = Moments.sample(portion_task(SHOWN), sequences, jax.random.key(DATA_KEY), matched=True)
     tests = {
         "in_context": population_moments(tasks[0].in_context()),
         "in_weight": population_moments(tasks[0].in_weight()),
@@ -88,7 +88,7 @@ def _compute(quick: bool) -> xr.Dataset:
     }
     model = _initial(tasks[0])
     marks = np.round(np.linspace(0, STEPS, MARKS)).astype(int)
-    losses = jax.tree.map(lambda *a: jnp.stack(a), *trained, noisy, sampled)
+    losses = jax.tree.map(lambda *a: jnp.asarray(np.stack(a)), *trained, noisy, sampled)
     record = _train(losses, tests, model, jnp.asarray(marks))
     record = {name: np.asarray(values) for name, values in record.items()}
     times = 2 * RATE * marks
@@ -170,12 +170,15 @@ class FirstDrop(eqx.Module):
 def first_drop(loss: Moments, model: Merged) -> FirstDrop:
     """The prediction from the moments and the initial weights."""
     token = SIZE + 1
-    cross = jax.grad(lambda t: jnp.sum(pack_dual(t).reshape(1, -1) * loss.cross))(
-        jnp.zeros((1, token, token, SIZE))
-    )
-    left, gains, right = np.linalg.svd(np.asarray(cross).reshape(token, -1))
-    line = np.outer(left[:, 0], right[0]).reshape(1, token, token, SIZE)
-    weights = np.asarray(pack_dual(jnp.asarray(line))).reshape(-1)
+    first, second = packed_pairs(token)
+    cross = np.zeros((token, token, SIZE))
+    packed = np.asarray(loss.cross).reshape(len(first), SIZE)
+    cross[first, second] = cross[second, first] = packed
+    left, gains, right = np.linalg.svd(cross.reshape(token, -1))
+    line = np.outer(left[:, 0], right[0]).reshape(token, token, SIZE)
+    both = line + np.swapaxes(line, 0, 1)  # S is symmetric: each pair of entries is one feature
+    weights = np.where((first == second)[:, None], 0.5, 1.0) * both[first, second]
+    weights = weights.reshape(-1)
     rows = np.asarray(model.value_rows())[:, 0]
     merged = np.asarray(model.key_query()).reshape(HEADS, -1)
     return FirstDrop(

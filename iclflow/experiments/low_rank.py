@@ -51,7 +51,7 @@ SPECTRUM = "power:1"
 SIZE, HEADS = 8, 9
 RANKS = {"fig4": (1, 2, 4, 8), "fig9": (3, 5, 6, 7)}
 ROTATION_KEY = 8
-QUICK_SEEDS = 2
+QUICK_SEEDS = 1
 # Training time t/τ: until all, or nearly all, of the six seeds have learned the D modes.
 ENDS = {1: 1.2e5, 2: 4.6e4, 3: 4e4, 4: 2.2e4, 5: 3.6e4, 6: 4e4, 7: 5.2e4, 8: 3e3}
 

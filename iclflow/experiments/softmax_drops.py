@@ -6,6 +6,7 @@ such as the mean of y_q over tokens, which vanish in the population but would dr
 attention from the start, are then zero, and the zero blocks stay zero.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import equinox as eqx
@@ -42,8 +43,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     sequences, seeds = (QUICK_SEQUENCES, QUICK_SEEDS) if quick else (SEQUENCES, SEEDS)
     task = four_input_task()
     softmax = in_fours(task, sequences, jax.random.key(DATA_KEY))
-    features = Features.from_prompts(softmax.prompts, softmax.lengths, ReducedFeatures())
-    linear = Moments.from_features(features)
+    linear = _moments(softmax)
     merged = Merged.initialiser(task, heads=MERGED_HEADS, scale=MERGED_SCALE)
     separate = Separate.initialiser(task, heads=HEADS, scale=SCALE)
     jobs: dict[str, tuple[AbstractLoss, AbstractInitialiser, int, float]] = {
@@ -77,19 +77,27 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
 def in_fours(task: Task, sequences: int, key: PRNGKeyArray) -> Sequences:
     """Matched sequences, each with w, x_q → -w, -x_q in all combinations."""
     base = Sequences.sample(task, sequences // 4, key, matched=True)
-    last = jnp.arange(task.context + 1)[:, None] == task.context
+    prompts = jax.tree.map(np.asarray, base.prompts)
+    last = np.arange(task.context + 1)[:, None] == task.context
+    images = []
+    for task_sign, query_sign in itertools.product((1.0, -1.0), repeat=2):
+        inputs = np.where(last, query_sign, 1.0)
+        labels = task_sign * inputs
+        parts = (prompts.inputs * inputs, prompts.labels * labels, prompts.targets * labels)
+        images.append(parts)
+    inputs, labels, targets = (
+        jnp.asarray(np.concatenate(part)) for part in zip(*images, strict=True)
+    )
+    whole = Prompt(inputs, labels, targets, prompts.length, prompts.normaliser)
+    return Sequences(whole, base.lengths)
 
-    def image(prompt: Prompt, task_sign: float, query_sign: float) -> Prompt:
-        query = jnp.where(last, query_sign, 1.0)
-        labels = task_sign * query
-        return Prompt(
-            prompt.inputs * query, prompt.labels * labels, prompt.targets * labels,
-            prompt.length, prompt.normaliser,
-        )  # fmt: skip
 
-    signs = [(a, b) for a in (1.0, -1.0) for b in (1.0, -1.0)]
-    images = [jax.vmap(lambda p, s=s: image(p, *s))(base.prompts) for s in signs]
-    return Sequences(jax.tree.map(lambda *a: jnp.concatenate(a), *images), base.lengths)
+@eqx.filter_jit
+def _moments(sequences: Sequences) -> Moments:
+    """What linear attention needs of the same sequences."""
+    return Moments.from_features(
+        Features.from_prompts(sequences.prompts, sequences.lengths, ReducedFeatures())
+    )
 
 
 def _keys(seeds: Sequence[int]) -> PRNGKeyArray:

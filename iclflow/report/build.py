@@ -8,7 +8,7 @@ from pathlib import Path
 from iclflow.report import page, scorecard
 from iclflow.report.figures import Figure, Source
 from iclflow.report.folder import prepare
-from iclflow.report.making import Outcome, data_file
+from iclflow.report.outcome import Outcome
 from iclflow.report.workers import Watch, spread
 
 
@@ -62,7 +62,7 @@ def build(
 
 def planned_files(figures: Sequence[Figure], quick: bool) -> list[str]:
     """Every file a report of these figures has, relative to its folder."""
-    data = dict.fromkeys(data_file(figure.source, quick) for figure in figures)
+    data = dict.fromkeys(figure.source.file(quick) for figure in figures)
     drawn = [f"figures/{figure.name}.{kind}" for figure in figures for kind in ("pdf", "png")]
     return ["index.html", "scorecard.json", *data, *drawn]
 

@@ -32,6 +32,10 @@ class Source:
         part = self.compute.removeprefix("compute").lstrip("_")
         return f"{last}-{part}" if part else last
 
+    def file(self, quick: bool) -> str:
+        """Where its data go in a report; quick data never replace those at paper scale."""
+        return f"data/{self.name}{'-quick' if quick else ''}.nc"
+
 
 @dataclasses.dataclass(frozen=True)
 class Figure:

@@ -1,6 +1,5 @@
 """One experiment of a report: its data, reused where finished, its claims and its figures."""
 
-import dataclasses
 import hashlib
 import importlib
 import importlib.util
@@ -20,30 +19,14 @@ from typing import Any
 import xarray as xr
 
 from iclflow.dataset import content_key
-from iclflow.experiments.base import Claim, Progress
+from iclflow.experiments.base import Progress
 from iclflow.plots.style import save_figure
 from iclflow.report.figures import Figure, Source
+from iclflow.report.outcome import Outcome
 from iclflow.store import load, save
 
 _PACKAGE = Path(__file__).parents[1]
 _SHOWS = ("cli", "explorer", "plots", "report")  # parts of the package that data do not depend on
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What became of one figure.
-
-    `computing` is the time its data took, in an earlier run if they were `reused`; figures drawn
-    from the same data have the same.
-    """
-
-    name: str
-    status: str  # computed, reused or failed
-    computing: float = 0.0
-    drawing: float = 0.0
-    claims: tuple[Claim, ...] = ()
-    attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
-    error: str = ""
 
 
 def make(
@@ -61,11 +44,6 @@ def make(
         _draw(first, data, status, out, source.claims),
         *(_draw(figure, data, status, out) for figure in others),
     ]
-
-
-def data_file(source: Source, quick: bool) -> str:
-    """Where the data of an experiment go; quick data never replace those at paper scale."""
-    return f"data/{source.name}{'-quick' if quick else ''}.nc"
 
 
 def data_key(source: Source, quick: bool) -> str:
@@ -94,7 +72,7 @@ def _data(
     source: Source, out: Path, quick: bool, progress: Progress | None
 ) -> tuple[xr.Dataset, bool]:
     """The data of an experiment, and whether they were finished on disk."""
-    path, key = out / data_file(source, quick), data_key(source, quick)
+    path, key = out / source.file(quick), data_key(source, quick)
     if path.exists():
         try:
             found = load(path)

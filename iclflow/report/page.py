@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 import iclflow
 from iclflow.report.figures import FIGURES, PUBLISHED, Figure
 from iclflow.report.folder import write_text
-from iclflow.report.making import Outcome, data_file
+from iclflow.report.outcome import Outcome
 
 if TYPE_CHECKING:
     from iclflow.report.build import Report
@@ -88,7 +88,7 @@ def _figure(figure: Figure, report: "Report") -> dict[str, Any]:
         "size": (1, 1) if image is None else png_size(image),
         "settings": settings(found.attributes),
         "command": command([figure], report.quick),
-        "data": data_file(figure.source, report.quick),
+        "data": figure.source.file(report.quick),
         "rows": [row for row in report.rows if row["figure"] == figure.name],
     }
 
@@ -164,7 +164,7 @@ def factor(ratio: float) -> str:
 
 def prose(text: str) -> Markup:
     """Text with its plain-text mathematics raised and lowered: x_q, L(M_m), P^(-1/2)."""
-    found = re.sub(r"(?<!\w)(\w)_(\w+)", r"\1<sub>\2</sub>", str(escape(text)))
+    found = re.sub(r"(?<!\w)(\w)_([A-Za-z0-9]+)", r"\1<sub>\2</sub>", str(escape(text)))
     found = re.sub(r"\^\(([^()]*)\)", r"<sup>\1</sup>", found)
     return Markup(re.sub(r"(?<=[\^(>≈ ])-(?=\d)", "\N{MINUS SIGN}", found))
 

@@ -1,4 +1,8 @@
-"""Experiments spread over processes; one that dies is a failed figure, not a failed report."""
+"""Experiments spread over processes; one that dies is a failed figure, not a failed report.
+
+The science is imported where it runs: the processes are then under way while this one has little
+more to do than to wait.
+"""
 
 import multiprocessing
 import multiprocessing.connection
@@ -10,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from iclflow.report.figures import Figure
-from iclflow.report.making import Outcome, make
+from iclflow.report.outcome import Outcome
 
 Watch = Callable[[str, float, Outcome | None], None]  # (figure, fraction done, its outcome)
 Work = Sequence[Figure]  # the figures of one experiment
@@ -36,6 +40,8 @@ def spread(
     if min(jobs, len(work)) > 1:
         _in_processes(work, out, quick, min(jobs, len(work)), tell)
         return made
+    from iclflow.report.making import make
+
     for figures in work:
         tell(figures, 0.0)
         report = _fraction(lambda done, figures=figures: tell(figures, done))
@@ -113,6 +119,8 @@ def next_work(waiting: Sequence[str], last: str | None, elsewhere: Sequence[str]
 def _serve(connection: Connection, out: Path, quick: bool) -> None:
     """A worker: experiments in, fractions done and outcomes out."""
     import jax
+
+    from iclflow.report.making import make
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     jax.config.update("jax_enable_x64", True)
