@@ -235,3 +235,24 @@ def test_without_the_hub_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(CheckpointError, match=r"install iclflow\[hub\]"):
         hub_series("repo", ["step0"])
+
+
+@pytest.mark.parametrize("fault", ["missing", "shape"])
+def test_a_faulty_tensor_is_named_with_its_file(tmp_path, fault):
+    """A fused tensor that is missing, an output matrix of the wrong shape: both are named."""
+    for step in (1, 2, 3):
+        tensors, config = neox(np.random.default_rng(step))
+        name = next(n for n in tensors if "1.attention.query_key_value.weight" in n)
+        if fault == "shape":
+            name = name.replace("query_key_value", "dense")
+        if step == 2 and fault == "missing":
+            del tensors[name]
+        elif step == 2:
+            tensors[name] = tensors[name][:, :-1]
+        save(tmp_path / f"step{step}", tensors, config)
+    series = find_series(tmp_path)
+    with pytest.raises(CheckpointError, match=rf"step2.*model.safetensors: tensor {name}"):
+        measure_series(series, measures=("effective_rank",))
+    kept = measure_series(series, measures=("effective_rank",), keep_going=True)
+    assert list(kept["step"].values) == [1, 3]
+    assert name in kept.attrs["problems"]

@@ -322,11 +322,14 @@ def test_times_are_compared_where_both_are_known(tmp_path):
     assert (row["label"], row["published"]) == ("Fig. 1", 26 * 60)
     found = report.outcomes["fig1"]
     assert row["ours"] == found.computing + found.drawing
+    assert row["ratio"] == row["published"] / row["ours"]
     both = [small.figure("fig5"), small.figure("fig10")]
     outcomes = build(both, tmp_path).outcomes
     (row,) = page.comparisons(both, outcomes)  # one experiment, drawn twice
     drawing = sum(found.drawing for found in outcomes.values())
     assert row["ours"] == pytest.approx(outcomes["fig5"].computing + drawing)
+    assert row["ratio"] is None  # another problem: no ratio
+    assert "not alike" in (tmp_path / "index.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -370,6 +373,7 @@ def test_numbers_in_words(value, words):
         ("L(M_m) at x_qᵀ", "L(M<sub>m</sub>) at x<sub>q</sub>ᵀ"),
         ("key_labels < P^(-1/2)", "key_labels &lt; P<sup>−1/2</sup>"),
         ("slope -0.5, well-known", "slope −0.5, well-known"),
+        ("at w = 1e-3, 2.5e6 steps, 1e", "at w = 0.001, 2.5 × 10⁶ steps, 1e"),
     ],
 )
 def test_mathematics_in_prose(text, html):
@@ -404,6 +408,21 @@ def test_settings_are_words():
         ("scale", "0.07"),
     ]
     assert page.settings({"settings": "as in the paper"}) == [("as stated", "as in the paper")]
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected", "words"),
+    [
+        (0.9999981795, 1.0, "0.99999818"),
+        (0.95, 1.0, "0.95"),
+        (1.0, 1.0, "1"),
+        (1e-16, 0.0, "10⁻¹⁶"),
+        (2.0, "two", "2"),
+        (None, 1.0, "not a number"),
+    ],
+)
+def test_measured_numbers_show_where_they_differ(measured, expected, words):
+    assert page.beside(measured, expected) == words
 
 
 # The table of figures

@@ -265,5 +265,5 @@ def show(summary: dict[str, Any]) -> None:
         )
     for what in ("out", "plot"):
         if summary[what]:
-            console.print(f"wrote {summary[what]}")
+            console.print(f"wrote {summary[what]}", markup=False, soft_wrap=True)
     console.print(f"{summary['seconds']:.1f} s")

@@ -26,16 +26,27 @@ FIRST = 0.1  # size of the first step tried
 Slope = Callable[[Array], Array]
 
 
-class StabilisedState(eqx.Module):
-    """Everything needed to go on with a run."""
+class Progress(eqx.Module):
+    """How far a run has come, and what its next step will be."""
 
-    model: AbstractModel
     time: Float[Array, ""]
     size: Float[Array, ""]  # of the next step
     scale: Float[Array, ""]  # root mean square of the initial weights
     radius: Float[Array, ""]  # ρ and its eigenvector, by one step of power iteration each step
     vector: Float[Array, " W"]
     steps: Int[Array, ""]
+
+
+class StabilisedState(eqx.Module):
+    """Everything needed to go on with a run."""
+
+    model: AbstractModel
+    progress: Progress
+
+    @property
+    def time(self) -> Float[Array, ""]:
+        """The time t/τ reached."""
+        return self.progress.time
 
 
 class StabilisedFlow(AbstractDynamics):
@@ -72,8 +83,7 @@ class StabilisedFlow(AbstractDynamics):
 
     def start(self, loss: AbstractLoss, model: AbstractModel, key: PRNGKeyArray) -> StabilisedState:
         weights = _flatten(loss, model)[0]
-        return StabilisedState(
-            model=model,
+        progress = Progress(
             time=jnp.zeros((), weights.dtype),
             size=jnp.full((), FIRST, weights.dtype),
             scale=_rms(weights),
@@ -81,6 +91,7 @@ class StabilisedFlow(AbstractDynamics):
             vector=_unit(jax.random.normal(key, weights.shape, weights.dtype)),
             steps=jnp.zeros((), int),
         )
+        return StabilisedState(model, progress)
 
     def advance(
         self,
@@ -91,35 +102,31 @@ class StabilisedFlow(AbstractDynamics):
     ) -> Trajectory:
         weights, slope, restore = _flatten(loss, state.model)
 
-        def going(carry: tuple[Array, StabilisedState], mark: Float[Array, ""]) -> Array:
-            return (carry[1].time < mark) & (carry[1].steps < self.max_steps)
-
         def to_mark(carry: Any, mark: Float[Array, ""]) -> tuple[Any, dict]:
-            carry = jax.lax.while_loop(
-                lambda c: going(c, mark), lambda c: self._step(slope, *c, mark), carry
+            weights, progress = jax.lax.while_loop(
+                lambda c: (c[1].time < mark) & (c[1].steps < self.max_steps),
+                lambda c: self._step(slope, *c, mark),
+                carry,
             )
-            there = carry[1].time >= mark
-            values = {name: f(restore(carry[0]), loss) for name, f in record.items()}
-            return carry, jax.tree.map(lambda a: jnp.where(there, a, jnp.nan), values)
+            there = progress.time >= mark
+            values = {name: f(restore(weights), loss) for name, f in record.items()}
+            values = jax.tree.map(lambda a: jnp.where(there, a, jnp.nan), values)
+            return (weights, progress), values
 
-        # The model travels as the vector of its weights.
-        bare = eqx.tree_at(lambda s: s.model, state, None)
-        (weights, bare), values = jax.lax.scan(to_mark, (weights, bare), marks)
-        done = bare.time >= marks[-1]
+        (weights, progress), values = jax.lax.scan(to_mark, (weights, state.progress), marks)
+        done = progress.time >= marks[-1]
         return Trajectory(
             time=marks,
             step=marks,
             record=values,
             result=RESULTS.where(done, RESULTS.finished, RESULTS.step_limit),
-            stopped=bare.time,
-            state=eqx.tree_at(
-                lambda s: s.model, bare, restore(weights), is_leaf=lambda x: x is None
-            ),
+            stopped=progress.time,
+            state=StabilisedState(restore(weights), progress),
         )
 
     def _step(
-        self, slope: Slope, weights: Array, state: Any, mark: Float[Array, ""]
-    ) -> tuple[Array, Any]:
+        self, slope: Slope, weights: Array, state: Progress, mark: Float[Array, ""]
+    ) -> tuple[Array, Progress]:
         """Try one step, to the mark at most; a step with too large an error is made again."""
         radius = SAFETY * state.radius + 1e-12
         size = jnp.minimum(state.size, mark - state.time)
@@ -139,8 +146,7 @@ class StabilisedFlow(AbstractDynamics):
         # A step cut short by a mark says nothing against the size planned before.
         planned = jnp.where(factor >= 1, state.size, 0.0)
         reached = jnp.where(size >= mark - state.time, mark, state.time + size)
-        return jnp.where(accepted, after, weights), StabilisedState(
-            model=state.model,
+        return jnp.where(accepted, after, weights), Progress(
             time=jnp.where(accepted, reached, state.time),
             size=jnp.maximum(size * factor, planned),
             scale=state.scale,

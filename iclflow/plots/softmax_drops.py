@@ -31,7 +31,8 @@ def draw(data: xr.Dataset) -> Figure:
                 )  # fmt: skip
             for i, loss in enumerate(data[name].values):
                 axes.plot(time, loss, color=COLOURS[i], linewidth=1.5)
-                axes.plot(time, data[f"{name}_linear"].values[i], **THEORY)
+                if f"{name}_linear" in data:
+                    axes.plot(time, data[f"{name}_linear"].values[i], **THEORY)
             axes.set_xlim(0, time[-1])
             axes.set_ylim(0, 1.1)
             axes.set_xlabel(r"training time $t/\tau$")

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import os
 import platform
 import re
@@ -43,7 +44,7 @@ def render(report: "Report", figures: Sequence[Figure]) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    shown = (capital, duration, number, factor, prose, sentence)
+    shown = (beside, capital, duration, number, factor, prose, sentence)
     environment.filters |= {function.__name__: function for function in shown}
     rows, outcomes, today = report.rows, report.outcomes, datetime.now()
     sources = {figure.source: outcomes[figure.name] for figure in figures}
@@ -103,7 +104,9 @@ def comparisons(figures: Sequence[Figure], outcomes: Mapping[str, Outcome]) -> l
             continue
         ours = sum({source[name]: outcomes[name].computing for name in made}.values())
         ours += sum(outcomes[name].drawing for name in made)
-        found.append({"label": entry.label, "published": entry.seconds, "ours": ours})
+        ratio = entry.seconds / ours if entry.alike else None
+        about = {"label": entry.label, "note": entry.note}
+        found.append({**about, "published": entry.seconds, "ours": ours, "ratio": ratio})
     return found
 
 
@@ -166,6 +169,7 @@ def prose(text: str) -> Markup:
     """Text with its plain-text mathematics raised and lowered: x_q, L(M_m), P^(-1/2)."""
     found = re.sub(r"(?<!\w)(\w)_([A-Za-z0-9]+)", r"\1<sub>\2</sub>", str(escape(text)))
     found = re.sub(r"\^\(([^()]*)\)", r"<sup>\1</sup>", found)
+    found = re.sub(r"(?<![\w.])\d+(\.\d+)?e-?\d+", lambda m: number(float(m[0])), found)
     return Markup(re.sub(r"(?<=[\^(>≈ ])-(?=\d)", "\N{MINUS SIGN}", found))
 
 
@@ -181,19 +185,28 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:] if word else text
 
 
-def number(value: Any) -> str:
+def beside(value: Any, expected: Any) -> str:
+    """A measured number, with the digits it takes to tell it from the expected one."""
+    numbers = all(isinstance(v, int | float) for v in (value, expected))
+    if not numbers or value == expected or expected == 0:
+        return number(value)
+    needed = 2 - math.floor(math.log10(abs(value / expected - 1)))
+    return number(value, min(max(4, needed), 12))
+
+
+def number(value: Any, digits: int = 4) -> str:
     """A number to four digits with a real exponent; words as they are."""
     if value is None:
         return "not a number"
     if isinstance(value, str):
         return value
-    text = f"{value:.4g}"
+    text = f"{value:.{digits}g}"
     mantissa, e, exponent = text.partition("e")
     if not e:
         return text.replace("-", "\N{MINUS SIGN}")
-    digits = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     head = "" if mantissa == "1" else f"{mantissa} × ".replace("-", "\N{MINUS SIGN}")
-    return f"{head}10{digits}"
+    return f"{head}10{raised}"
 
 
 def machine() -> str:

@@ -87,13 +87,13 @@ class GPT2(AbstractLayout):
 
     def heads_of(self, source: AbstractSource, layer: int) -> Heads:
         fused = _read(source, self.stem(layer) + "c_attn.weight", 2)
-        out = _read(source, self.stem(layer) + "c_proj.weight", 2)
+        out = _output(source, self.stem(layer) + "c_proj.weight", self.heads, transposed=False)
         width = _divide(source, self.stem(layer) + "c_attn.weight", fused.shape[1], 3)
         query, key, value = (
             _split_columns(source, self.stem(layer) + "c_attn.weight", part, self.heads)
             for part in (fused[:, :width], fused[:, width : 2 * width], fused[:, 2 * width :])
         )
-        return _heads(source, self.stem(layer), query, key, value, _rows(out, self.heads))
+        return _heads(source, self.stem(layer), query, key, value, out)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +113,8 @@ class GPTNeoX(AbstractLayout):
         fused = _read(source, name, 2)
         size = _divide(source, name, fused.shape[0], 3 * self.heads)
         parts = fused.reshape(self.heads, 3, size, fused.shape[1]).transpose(1, 0, 3, 2)
-        out = _read(source, self.stem(layer) + "dense.weight", 2)
-        return _heads(
-            source, self.stem(layer), parts[0], parts[1], parts[2], _rows(out.T, self.heads)
-        )
+        out = _output(source, self.stem(layer) + "dense.weight", self.heads, transposed=True)
+        return _heads(source, self.stem(layer), parts[0], parts[1], parts[2], out)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +147,7 @@ class Llama(AbstractLayout):
             )
             for letter, count in counts.items()
         )
-        out = _rows(_read(source, stem + "o_proj.weight", 2).T, self.heads)
+        out = _output(source, stem + "o_proj.weight", self.heads, transposed=True)
         return _heads(source, stem, query, key, value, out)
 
 
@@ -256,9 +254,12 @@ def _split_columns(source: AbstractSource, name: str, matrix: np.ndarray, heads:
     return matrix.reshape(matrix.shape[0], heads, size).transpose(1, 0, 2)
 
 
-def _rows(matrix: np.ndarray, heads: int) -> np.ndarray:
-    """[heads · d_head, d] -> [heads, d_head, d]."""
-    return matrix.reshape(heads, -1, matrix.shape[1])
+def _output(source: AbstractSource, name: str, heads: int, *, transposed: bool) -> np.ndarray:
+    """The output matrix [heads · d_head, d] (stored transposed by some) as [heads, d_head, d]."""
+    stored = _read(source, name, 2)
+    matrix = stored.T if transposed else stored
+    size = _divide(source, name, matrix.shape[0], heads)
+    return matrix.reshape(heads, size, matrix.shape[1])
 
 
 def _heads(
@@ -279,7 +280,7 @@ def _heads(
     if out.shape != (count, value.shape[2], value.shape[1]):
         raise CheckpointError(
             f"{_near(source, stem)}: the shapes of {stem}* do not fit: output {out.shape}, needed "
-            f"{(count, value.shape[2], value.shape[1])}"
+            f"{(count, value.shape[2], value.shape[1])} (heads, head size, width)"
         )
     group = np.arange(count) // (count // key.shape[0])
     factored = jax.vmap(FactoredMatrix)

@@ -120,6 +120,10 @@ def _check_layout(
     groups: int | None,
 ) -> None:
     found = find_layout(source, heads=heads, groups=groups)
+    missing = sorted(set(layout.layers) - set(found.layers))
+    if type(found) is type(layout) and missing:
+        layer = missing[0]
+        layout.heads_of(source, layer)  # names the tensor that is not there
     if type(found) is not type(layout) or found != layout:
         raise CheckpointError(
             f"{checkpoint.label}: {found.family} names with {len(found.layers)} layers and "
