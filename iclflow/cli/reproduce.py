@@ -144,4 +144,5 @@ def show(found: dict[str, Any]) -> None:
     if found["does_not_hold"]:
         console.print(f"does not hold: {', '.join(found['does_not_hold'])}", markup=False)
     console.print(f"{found['claims_that_hold']} of {found['claims']} claims hold")
-    console.print(f"wrote {found['index']} in {found['seconds']:.1f} s", markup=False, soft_wrap=True)
+    wrote = f"wrote {found['index']} in {found['seconds']:.1f} s"
+    console.print(wrote, markup=False, soft_wrap=True)

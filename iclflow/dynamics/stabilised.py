@@ -105,7 +105,7 @@ class StabilisedFlow(AbstractDynamics):
         def to_mark(carry: Any, mark: Float[Array, ""]) -> tuple[Any, dict]:
             weights, progress = jax.lax.while_loop(
                 lambda c: (c[1].time < mark) & (c[1].steps < self.max_steps),
-                lambda c: self._step(slope, *c, mark),
+                lambda c: self._step(slope, c[0], c[1], mark),
                 carry,
             )
             there = progress.time >= mark

@@ -158,7 +158,9 @@ def compute_fig8(*, quick: bool = False, progress: Progress | None = None) -> xr
 def _prediction(task: Task, start: PaddedInitialiser, rank: int) -> Staircase:
     """The staircase of seed 0, from its initial weights."""
     model = _draw(start, jnp.asarray(rank), jax.random.key(0))
-    alone = Separate(model.values, model.keys[:, :rank], model.queries[:, :rank])
+    alone = Separate(
+        values=model.values, keys=model.keys[:, :rank], queries=model.queries[:, :rank]
+    )
     return staircase(Population(task), alone, probes=0)
 
 

@@ -139,8 +139,11 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 def _drops(data: xr.Dataset, name: str) -> list[int]:
     time = data[f"{name.removesuffix('_linear')}_time"].values
-    fine = {"resamples": 0, "resolution": time.size}  # drops here are close to one another
-    return [len(find_stages(time, loss, **fine).drops) for loss in data[name].values]
+    return [
+        # Drops are close to one another here, so every save point counts.
+        len(find_stages(time, loss, resamples=0, resolution=time.size).drops)
+        for loss in data[name].values
+    ]
 
 
 def _linear(data: xr.Dataset, name: str) -> str:

@@ -10,7 +10,7 @@ from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
 
 _QUIET = "0.45"
 FIRST = 300.0  # t/τ at which the axis begins; nothing happens before
-NAME_HEIGHT = 0.08  # of the loss axis
+NAME_HEIGHT = 0.07  # of the loss axis
 
 
 def draw_fig4(data: xr.Dataset) -> Figure:
@@ -48,17 +48,17 @@ def _staircases(axes: Axes, runs: xr.Dataset, rank: int, end: float, first: bool
     shades = COLOURS[0], COLOURS[5]
     for i, loss in enumerate(runs["loss"].values):
         axes.plot(clock, loss, color=shades[i % 2], linewidth=0.9, alpha=0.85)
-    named, shift = np.inf, 0
+    named, pushed = np.inf, 0.0
     for m in sorted({*range(0, last, rank), last}):
         # Levels crowd at the bottom, where not all of them have room for a name.
         if m != last and named - levels[m] < NAME_HEIGHT:
             continue
-        close = m != last and levels[m] - levels[-1] < NAME_HEIGHT
-        named, shift = levels[m], 3 if close else -shift if m == last else 0
+        named = levels[m]
+        pushed = -pushed if m == last else max(0.0, NAME_HEIGHT - named + levels[-1]) / 2
         axes.annotate(
-            rf"$L(\mathcal{{M}}_{{{m}}})$", (1, named), xycoords=("axes fraction", "data"),
-            xytext=(3, shift), textcoords="offset points", va="center", fontsize=6.5,
-            annotation_clip=False,
+            rf"$L(\mathcal{{M}}_{{{m}}})$", (1, named + pushed), xytext=(3, 0),
+            xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
+            fontsize=6.5, annotation_clip=False,
         )  # fmt: skip
     axes.set_title(f"rank $R = {rank}$")
     # Each plateau is longer than all before it together; a linear axis shows the last one only.
