@@ -72,10 +72,14 @@ def test_padded_pairs_stay_empty_and_change_nothing() -> None:
     stored = low_rank._draw(start, jnp.asarray(2), jax.random.key(1))
     assert not np.any(stored.keys[:, 2])
     assert np.all(stored.keys[:, :2] != 0)
+    assert stored.key_labels is not None
     alone = icl.Separate(
-        stored.values, stored.keys[:, :2], stored.queries[:, :2],
-        stored.value_inputs, None if stored.key_labels is None else stored.key_labels[:, :2],
-    )  # fmt: skip
+        values=stored.values,
+        keys=stored.keys[:, :2],
+        queries=stored.queries[:, :2],
+        value_inputs=stored.value_inputs,
+        key_labels=stored.key_labels[:, :2],
+    )
     loss = icl.Moments.sample(TASK, 300, jax.random.key(0))
     descent, marks = icl.Descent(0.1, 100), np.array([0, 50, 100])
     first = icl.simulate(loss, stored, descent, saveat=marks)

@@ -41,8 +41,10 @@ def draw(data: xr.Dataset) -> Figure:
         left.set_ylabel(r"loss $\mathbb{E}(y_q - \hat{y}_q)^2$")
         handles = [
             Line2D([], [], color=COLOURS[0], linewidth=1.5, label="softmax (a colour a seed)"),
-            Line2D([], [], **THEORY, label="linear attention, same start and data"),
-            Line2D([], [], color="0.45", linestyle=":", linewidth=0.8, label="its levels (24)"),
+            Line2D([], [], color="0.45", linestyle=":", linewidth=0.8, label="levels (24), linear"),
         ]
+        if "merged_linear" in data:
+            label = "linear attention, same start and data"
+            handles.insert(1, Line2D([], [], **THEORY, label=label))
         figure.legend(handles=handles, loc="outside upper center", ncols=3)
     return figure
