@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Float
 
 from iclflow.experiments.base import Claim, below, near
 from iclflow.experiments.runs import first_crossing
@@ -15,13 +16,13 @@ def claims_fig5(data: xr.Dataset) -> list[Claim]:
     order = {p: _half_time(data, "in_weight", p) / _half_time(data, "in_context", p) for p in mixed}
     worst = max(order.values())
     fixed = [p for p in data["portion"].values.tolist() if p > 0]
-    after = {
-        name: np.asarray(
-            [_at(data, name, p, float(data["predicted_end"].sel(portion=p))) for p in fixed]
-        )
-        for name in ("training", "in_weight")
-    }
+    after = _after_first_drop(data, fixed, 0.9)
     rise = max(float(np.max(np.diff(values))) for values in after.values())
+    later = [
+        share
+        for share in (0.5, 0.8, 0.9, 0.95, 0.98, 0.99)
+        if all(np.all(np.diff(v) < 0) for v in _after_first_drop(data, fixed, share).values())
+    ]
     shift = _drop_errors(data)
     gap = float(
         np.max(np.abs(data["sampled_training"] - data["training"].sel(portion=data.attrs["shown"])))
@@ -39,7 +40,9 @@ def claims_fig5(data: xr.Dataset) -> list[Claim]:
             "lower means lower",
             "largest change from one portion to the next, 0.2 to 1, where the first drop should be "
             "90% done; training " + ", ".join(f"{v:.2f}" for v in after["training"])
-            + "; in weight " + ", ".join(f"{v:.2f}" for v in after["in_weight"]),
+            + "; in weight " + ", ".join(f"{v:.2f}" for v in after["in_weight"])
+            + f"; holds when read at {', '.join(f'{share:.0%}' for share in later)} of the drop, "
+            "out of 50, 80, 90, 95, 98, 99%",
         ),
         below(
             "fig5-first-drop", "the first drop follows the leading direction of E[y S x_q]",
@@ -89,6 +92,22 @@ def _half_time(data: xr.Dataset, name: str, portion: float) -> float:
     """When a test loss first is halfway from its start to its end."""
     curve = data[name].sel(portion=portion).values
     return first_crossing(data["time"].values, curve, (curve[0] + curve[-1]) / 2)
+
+
+def _after_first_drop(
+    data: xr.Dataset, portions: list[float], share: float
+) -> dict[str, Float[np.ndarray, " p"]]:
+    """Training and in-weight loss where the predicted first drop has come a share of its way.
+
+    A logistic course at rate 2σ₁ goes from 90% to a share x in ln(x/(1-x)/9)/(2σ₁).
+    """
+    found: dict[str, list[float]] = {"training": [], "in_weight": []}
+    for portion in portions:
+        run = data.sel(portion=portion)
+        delay = np.log(share / (1 - share) / 9) / (2 * float(run["growth"]))
+        for name, values in found.items():
+            values.append(_at(data, name, portion, float(run["predicted_end"]) + delay))
+    return {name: np.asarray(values) for name, values in found.items()}
 
 
 def _at(data: xr.Dataset, name: str, portion: float, time: float) -> float:

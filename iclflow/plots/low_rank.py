@@ -50,13 +50,13 @@ def _staircases(axes: Axes, runs: xr.Dataset, rank: int, end: float, first: bool
         axes.plot(clock, loss, color=shades[i % 2], linewidth=0.9, alpha=0.85)
     named, pushed = np.inf, 0.0
     for m in sorted({*range(0, last, rank), last}):
-        # Levels crowd at the bottom, where not all of them have room for a name.
-        if m != last and named - levels[m] < NAME_HEIGHT:
+        # Levels crowd at the bottom: names give way to the last one, or are left out.
+        aside = -pushed if m == last else max(0.0, NAME_HEIGHT - levels[m] + levels[-1]) / 2
+        if m != last and named - levels[m] - aside < NAME_HEIGHT:
             continue
-        named = levels[m]
-        pushed = -pushed if m == last else max(0.0, NAME_HEIGHT - named + levels[-1]) / 2
+        named, pushed = levels[m] + aside, aside
         axes.annotate(
-            rf"$L(\mathcal{{M}}_{{{m}}})$", (1, named + pushed), xytext=(3, 0),
+            rf"$L(\mathcal{{M}}_{{{m}}})$", (1, named), xytext=(3, 0),
             xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
             fontsize=6.5, annotation_clip=False,
         )  # fmt: skip
