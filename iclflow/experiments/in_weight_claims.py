@@ -127,7 +127,7 @@ def _drop_errors(data: xr.Dataset) -> dict[float, float]:
 
 def _label_deviation(data: xr.Dataset) -> float:
     """The standard error of the mean of P squared labels: Var y² = 3(1 + 2 tr Λ²) - 1, Λ = I/D."""
-    return float(np.sqrt((2 + 6 / data.attrs["inputs"]) / data.attrs["sequences"]))
+    return float(np.sqrt((2 + 6 / data.attrs["inputs"]) / data.attrs["sampled_check_sequences"]))
 
 
 def _listed(values: dict[float, float]) -> str:
