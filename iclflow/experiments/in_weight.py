@@ -109,7 +109,8 @@ def _compute(quick: bool) -> xr.Dataset:
     }
     settings = {
         "inputs": SIZE, "context": CONTEXT, "heads": HEADS, "rate": RATE, "scale": SCALE,
-        "paper_window": 2 * RATE * PUBLISHED_STEPS, "sampled_check_sequences": sequences, "shown": SHOWN,
+        "paper_window": 2 * RATE * PUBLISHED_STEPS, "shown": SHOWN,
+        "sampled_check_sequences": sequences,
         "final_in_context": float(plateau_losses(tasks[0])[-1]), "conversion": CONVERSION,
         "training": "gradient descent on population moments of all features, all blocks trained",
         "in_weight": "drawn: context labels of the fixed task, as the paper's appendix says; "
