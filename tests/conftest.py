@@ -1,10 +1,14 @@
 """Strict JAX, double precision and runtime shape checks for the whole package."""
 
+import signal
 from typing import Any, Self
 
 import jax
 from beartype import BeartypeConf, FrozenDict, beartype
 from jaxtyping import install_import_hook
+
+# A runner in the background starts us with Ctrl-C ignored; tests of interruption need it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
