@@ -55,7 +55,7 @@ def claims_fig5(data: xr.Dataset) -> list[Claim]:
             "fig5-sampled", "training on P sequences follows the population", "(87)", gap,
             3 * _label_deviation(data), "three standard errors of the mean of P squared labels",
             f"largest difference of the two training losses, 60% fixed, P = "
-            f"{data.attrs['sequences']}",
+            f"{data.attrs['sampled_check_sequences']}",
         ),
     ]  # fmt: skip
 
