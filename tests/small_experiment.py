@@ -9,7 +9,7 @@ import xarray as xr
 from matplotlib.figure import Figure as Drawing
 
 from iclflow.experiments.base import Claim, below, near
-from iclflow.report.figures import Figure, Source
+from iclflow.report.entries import Figure, Source
 
 COMPUTED: list[str] = []
 

@@ -12,7 +12,9 @@ import small_experiment as small
 from iclflow.experiments.base import Claim
 from iclflow.report import page, scorecard
 from iclflow.report.build import build
-from iclflow.report.figures import FIGURES, PUBLISHED, Source, choose
+from iclflow.report.entries import Source
+from iclflow.report.figures import FIGURES, choose
+from iclflow.report.first_paper import PUBLISHED
 from iclflow.report.folder import prepare, write_text
 from iclflow.report.making import data_key, named, science
 from iclflow.report.workers import next_work

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from iclflow.report import page, scorecard
-from iclflow.report.figures import Figure, Source
+from iclflow.report.entries import Figure, Source
 from iclflow.report.folder import prepare
 from iclflow.report.outcome import Outcome
 from iclflow.report.workers import Watch, spread

@@ -21,7 +21,7 @@ import xarray as xr
 from iclflow.dataset import content_key
 from iclflow.experiments.base import Progress
 from iclflow.plots.style import save_figure
-from iclflow.report.figures import Figure, Source
+from iclflow.report.entries import Figure, Source
 from iclflow.report.outcome import Outcome
 from iclflow.store import load, save
 
@@ -82,8 +82,9 @@ def _data(
             pass  # unreadable: made again
     began = time.perf_counter()
     compute = named(f"{source.module}:{source.compute}")
+    keep = {"folder": out / source.checkpoints(quick)} if source.resumes else {}
     with _whole():
-        data: xr.Dataset = compute(quick=quick, progress=progress)
+        data: xr.Dataset = compute(quick=quick, progress=progress, **keep)
     extra = {"content_key": key, "compute_seconds": time.perf_counter() - began}
     data = data.assign_attrs({k: _storable(v) for k, v in {**data.attrs, **extra}.items()})
     partial = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.nc")

@@ -16,7 +16,9 @@ import jinja2
 from markupsafe import Markup, escape
 
 import iclflow
-from iclflow.report.figures import FIGURES, PUBLISHED, Figure
+from iclflow.report.entries import Figure
+from iclflow.report.figures import choose
+from iclflow.report.first_paper import PUBLISHED
 from iclflow.report.folder import write_text
 from iclflow.report.outcome import Outcome
 
@@ -69,7 +71,7 @@ def render(report: "Report", figures: Sequence[Figure]) -> str:
 def command(figures: Sequence[Figure], quick: bool) -> str:
     """What makes these figures on the command line."""
     names = [figure.name for figure in figures]
-    what = "all" if names == list(FIGURES) else " ".join(names)
+    what = "all" if names == [f.name for f in choose(["all"])] else " ".join(names)
     return f"iclflow reproduce {what}{' --quick' if quick else ''}"
 
 

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from iclflow.report.figures import Figure
+from iclflow.report.entries import Figure
 from iclflow.report.outcome import Outcome
 
 Watch = Callable[[str, float, Outcome | None], None]  # (figure, fraction done, its outcome)
