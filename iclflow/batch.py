@@ -8,12 +8,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Key, PRNGKeyArray
 
 from iclflow.dataset import INTERRUPTED, outcome
 from iclflow.dynamics import AbstractDynamics, Descent, DescentState, sharpness
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
+from iclflow.record import measure_after
+from iclflow.record.quantities import MODELS
+from iclflow.trajectory import Trajectory
 
 SEGMENTS = 12  # compiled pieces of a run, between which progress is shown and Ctrl-C works
 SMALL = 4096  # numbers in a loss that is copied for each run rather than trained by itself
@@ -67,6 +70,36 @@ def _stack(trees: Sequence[Any]) -> tuple[Any, Any]:
     return eqx.combine(jax.tree.map(lambda *a: jnp.stack(a), *arrays), static), eqx.if_array(0)
 
 
+@dataclasses.dataclass(frozen=True)
+class Together:
+    """Runs that advance together: stacked losses and dynamics, or one that all of them share."""
+
+    losses: Any
+    dynamics: Any
+    loss_axis: Any = None  # as in `eqx.filter_vmap`
+    dynamics_axis: Any = None
+
+    def start(self, models: AbstractModel, keys: Key[Array, " runs"]) -> Any:
+        """The state of all runs, before the first step."""
+        axes = (self.loss_axis, eqx.if_array(0), self.dynamics_axis, eqx.if_array(0))
+        return _one_clock(_start(self.losses, models, self.dynamics, keys, axes))
+
+    def advance(self, state: Any, marks: np.ndarray, record: dict) -> Trajectory:
+        """All runs to the last mark; the record is [run, time, ...], the state goes on."""
+        axis: Any = eqx.if_array(0)
+        if isinstance(state, DescentState):
+            axis = eqx.tree_at(lambda s: (s.run, s.step), state, (axis, None))
+        axes = (self.loss_axis, axis, self.dynamics_axis)
+        run = _advance(self.losses, state, self.dynamics, marks, record, axes)
+        jax.block_until_ready(run)
+        return eqx.tree_at(lambda r: r.state, run, _one_clock(run.state))
+
+
+def _one_clock(state: Any) -> Any:
+    """One step counter for the whole batch keeps the inner loop free of per-run tests."""
+    return DescentState(state.run, state.step[0]) if isinstance(state, DescentState) else state
+
+
 @eqx.filter_jit
 def _start(losses, models, dynamics, keys, axes) -> Any:
     def one(loss: Any, model: Any, how: Any, key: Any) -> Any:
@@ -90,34 +123,39 @@ def _sharpness(losses, models, axes) -> Any:
     )
 
 
+@eqx.filter_jit
+def _after(losses, models, dynamics, names, axes) -> Any:
+    def one(loss: Any, models: Any, how: Any) -> Any:
+        return measure_after(names, models, loss, getattr(how, "rate", None))
+
+    return eqx.filter_vmap(one, in_axes=axes)(losses, models, dynamics)
+
+
 def train_together(
-    group: list[Run], marks: np.ndarray, record: dict, report: Callable[[float], None] | None
+    group: list[Run],
+    marks: np.ndarray,
+    record: dict,
+    report: Callable[[float], None] | None,
+    after: tuple[str, ...] = (),
 ) -> BatchResult:
-    """Train the runs of one group to the last mark, or to where Ctrl-C stops them."""
+    """Train the runs of one group to the last mark, or to where Ctrl-C stops them.
+
+    `after` names what is measured at the end from the models at the marks.
+    """
     losses, loss_axis = _stack([run.loss for run in group])
     dynamics, dynamics_axis = _stack([run.dynamics for run in group])
     models = jax.tree.map(lambda *a: jnp.stack(a), *[run.model for run in group])
     keys = jnp.stack([run.key for run in group])
-    map_axis = eqx.if_array(0)
-    state = _start(losses, models, dynamics, keys, (loss_axis, map_axis, dynamics_axis, map_axis))
-    state_axis: Any = map_axis
-    if isinstance(group[0].dynamics, Descent):
-        # One step counter for the whole batch keeps the inner loop free of per-run tests.
-        state = DescentState(state.run, state.step[0])
-        state_axis = eqx.tree_at(lambda s: (s.run, s.step), state, (map_axis, None))
+    together = Together(losses, dynamics, loss_axis, dynamics_axis)
+    state = together.start(models, keys)
     size = -(-len(marks) // SEGMENTS)
     pieces, interrupted, done = [], False, 0
     try:
         for begin in range(0, len(marks), size):
             segment = marks[begin : begin + size]
             padded = np.concatenate([segment, np.repeat(segment[-1:], size - len(segment))])
-            run = _advance(
-                losses, state, dynamics, padded, record, (loss_axis, state_axis, dynamics_axis)
-            )
-            jax.block_until_ready(run.record)
+            run = together.advance(state, padded, record)
             state = run.state
-            if isinstance(state, DescentState):
-                state = DescentState(state.run, state.step[0])
             count = len(segment)
             pieces.append(jax.tree.map(lambda a, n=count: np.asarray(a)[:, :n], run.record))
             ended = (outcome(run.result), np.asarray(run.stopped))
@@ -138,8 +176,12 @@ def train_together(
             joined,
         )
         ended = (np.where(ended[0] == 0, INTERRUPTED, ended[0]), ended[1])
+    if after:
+        axes = (loss_axis, eqx.if_array(0), dynamics_axis)
+        measured = _after(losses, joined.pop(MODELS), dynamics, after, axes)
+        joined |= {name: np.asarray(values) for name, values in measured.items()}
     clocks = np.stack([_clock(run.dynamics, marks) for run in group])
-    edge = np.asarray(_sharpness(losses, state.model, (loss_axis, map_axis)))
+    edge = np.asarray(_sharpness(losses, state.model, (loss_axis, eqx.if_array(0))))
     return BatchResult(group, joined, clocks, ended[0], ended[1], edge, interrupted)
 
 

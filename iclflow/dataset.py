@@ -6,6 +6,8 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +21,8 @@ from iclflow.trajectory import RESULTS, Trajectory
 
 OUTCOMES = ("finished", "diverged", "not_a_number", "step_limit", "interrupted")
 INTERRUPTED = OUTCOMES.index("interrupted")
+_PACKAGE = Path(__file__).parent
+_SHOWS = ("cli", "explorer", "plots", "report")  # parts of the package that data do not depend on
 _EXTRA_DIMS = ("output", "label", "row", "column", "feature")
 
 
@@ -59,6 +63,17 @@ def content_key(settings: Any) -> str:
     """A name for what a run computes: equal settings and version, equal key."""
     text = json.dumps([describe(settings), iclflow.__version__], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@cache
+def science() -> str:
+    """A hash of all code that data may depend on: a correction anywhere makes them anew."""
+    digest = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        name = path.relative_to(_PACKAGE)
+        if name.parts[0] not in _SHOWS:
+            digest.update(f"{name.as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def stamp(settings: Any) -> dict[str, str]:

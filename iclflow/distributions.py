@@ -6,10 +6,13 @@ eigenbasis of the covariance.
 """
 
 import abc
+from collections.abc import Sequence
+from typing import Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from iclflow.linalg import gaussian_moment
@@ -88,6 +91,27 @@ class StudentT(AbstractInputs):
         return _gaussian_quartic(a) * (self.degrees - 2) / (self.degrees - 4)
 
 
+INPUTS: dict[str, type[AbstractInputs]] = {
+    "gaussian": Gaussian,
+    "sphere": Sphere,
+    "rademacher": Rademacher,
+    "student": StudentT,
+}
+
+
+def named_inputs(name: str) -> AbstractInputs:
+    """The input distribution called `name`, one of `INPUTS`; `student:DEGREES` says how heavy."""
+    kind, _, argument = name.partition(":")
+    if kind not in INPUTS:
+        raise ValueError(f"unknown inputs {name!r}; there are {', '.join(INPUTS)}")
+    if kind != "student" or not argument:
+        return INPUTS[kind]()
+    try:
+        return StudentT(float(argument))
+    except ValueError as error:
+        raise ValueError(f"inputs {name!r}: {error}") from None
+
+
 def extended_fourth(task: Float[Array, "O D"]) -> Float[Array, "U U U U"]:
     """`u ⊗ u ⊗ u ⊗ u` of u = (1, vec W) for one task."""
     u = jnp.concatenate([jnp.ones(1), task.reshape(-1)])
@@ -154,10 +178,69 @@ class NormalTasks(AbstractTaskVectors):
         return not bool(jnp.any(self.mean != 0))
 
 
+class CommutingTasks(AbstractTaskVectors):
+    """W = U diag(l) Uᵀ with l ~ N(0, variances) independent: D outputs, commuting with U S Uᵀ.
+
+    The tasks of Mainali & Teixeira (2025), U the eigenvectors of the input covariance and all
+    variances 1. As vec W is linear in l, it is Gaussian.
+    """
+
+    basis: Float[Array, "D D"]  # columns: the eigenvectors U
+    variances: Float[Array, " D"]
+
+    @classmethod
+    def of(cls, basis: Float[Array, "D D"], variances: Sequence[float] | None = None) -> Self:
+        """The tasks along the columns of `basis`; variances 1 if omitted."""
+        size = basis.shape[0]
+        found = np.ones(size) if variances is None else np.asarray(variances, dtype=float)
+        if found.shape != (size,) or not np.all(np.isfinite(found) & (found >= 0)):
+            raise ValueError(
+                f"commuting tasks need {size} variances of at least 0, one an eigenvector, got "
+                f"{found.tolist()}"
+            )
+        return cls(basis, jnp.asarray(found, dtype=basis.dtype))
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        return self.basis.shape[0], self.basis.shape[0]
+
+    def matrices(self, values: Float[Array, "*batch D"]) -> Float[Array, "*batch D D"]:
+        """U diag(l) Uᵀ for given eigenvalues l."""
+        return jnp.einsum("oa,...a,ca->...oc", self.basis, values, self.basis)
+
+    def from_normals(self, normals: Float[Array, "O D"], key: PRNGKeyArray) -> Float[Array, "O D"]:
+        return self.matrices(jnp.sqrt(self.variances) * normals[0])
+
+    def second_moment(self) -> Float[Array, "O D O D"]:
+        factor = jnp.einsum("oa,ca->oca", self.basis, self.basis)
+        return jnp.einsum("a,oca,pda->ocpd", self.variances, factor, factor)
+
+    def fourth_moment(self) -> Float[Array, "U U U U"]:
+        count = self.basis.size
+        spread = self.second_moment().reshape(count, count)
+        mean = jnp.concatenate([jnp.ones(1), jnp.zeros(count)])
+        index = jnp.ix_(*[jnp.arange(1 + count)] * 4)
+        return gaussian_moment(jnp.pad(spread, ((1, 0), (1, 0))), mean, *index)
+
+    def symmetric(self) -> bool:
+        return True
+
+    def pool(self, count: int, key: PRNGKeyArray) -> "TaskPool":
+        """`count` tasks drawn once and for all: a fixed (quenched) set."""
+        if count < 1:
+            raise ValueError(f"a pool needs at least one task, got {count}")
+        normals = jax.random.normal(key, (count, self.basis.shape[0]))
+        return TaskPool(self.matrices(jnp.sqrt(self.variances)[None, :] * normals))
+
+
 class TaskPool(AbstractTaskVectors):
     """M given tasks, each equally likely (task diversity)."""
 
     tasks: Float[Array, "M O D"]
+
+    def symmetrised(self) -> "TaskPool":
+        """The 2M tasks {W, -W}, under which the zero blocks stay zero."""
+        return TaskPool(jnp.concatenate([self.tasks, -self.tasks]))
 
     @property
     def dims(self) -> tuple[int, int]:

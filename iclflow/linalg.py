@@ -48,17 +48,21 @@ def pack_dual(matrix: Float[Array, "*batch n n c"]) -> Float[Array, "*batch K c"
 
 
 def gaussian_moment(
-    covariance: Float[Array, "n n"], mean: Float[Array, " n"], *index: Array
+    covariance: Float[Array, "n n"], mean: Float[Array, " n"] | None, *index: Array
 ) -> Float[Array, "..."]:
-    """`E[u_i u_j …]` of u ~ N(mean, covariance), by Isserlis; i, j, … broadcast."""
+    """`E[u_i u_j …]` of u ~ N(mean, covariance), by Isserlis; i, j, … broadcast.
+
+    Without a mean it is zero, and an even number of indices has far fewer terms.
+    """
     if not index:
         return jnp.ones((), covariance.dtype)
     first, rest = index[0], index[1:]
-    total = mean[first] * gaussian_moment(covariance, mean, *rest)
+    terms = [] if mean is None else [mean[first] * gaussian_moment(covariance, mean, *rest)]
     for k, other in enumerate(rest):
         remaining = rest[:k] + rest[k + 1 :]
-        total = total + covariance[first, other] * gaussian_moment(covariance, mean, *remaining)
-    return total
+        factor = gaussian_moment(covariance, mean, *remaining)
+        terms.append(covariance[first, other] * factor)
+    return sum(terms[1:], terms[0]) if terms else jnp.zeros((), covariance.dtype)
 
 
 class FactoredMatrix(eqx.Module):

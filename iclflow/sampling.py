@@ -95,22 +95,14 @@ class PromptSet(eqx.Module):
                 "moment matching whitens normally distributed task vectors; this task has a "
                 "finite pool (drop the matching, or the pool)"
             )
-        random = self.count - int(jnp.round(self.task.fixed_fraction * self.count))
+        random = self.count - round(float(self.task.fixed_fraction) * self.count)
         size = self.task.outputs * self.task.size
         if random <= size:
             raise ValueError(
                 f"moment matching needs more sequences with random task vectors than the "
                 f"{size} numbers of a task, got {random}"
             )
-        inputs, tasks, squares = self._sums()
-        mean = tasks / random
-        covariance = squares / random - jnp.outer(mean, mean)
-        target = jnp.kron(jnp.eye(self.task.outputs), self.task.tasks.covariance)
-        return Matching(
-            inputs / self.count,
-            mean.reshape(self.task.outputs, self.task.size),
-            symmetric_power(covariance, -0.5) @ symmetric_power(target, 0.5),
-        )
+        return _matching(self.task.tasks, self.count, random, self._sums())
 
     def _sums(self) -> tuple[Array, Array, Array]:
         """Sums of inputs, of random task vectors and of their squares, chunk by chunk."""
@@ -120,6 +112,18 @@ class PromptSet(eqx.Module):
             sums = part if sums is None else jax.tree.map(jnp.add, sums, part)
         assert sums is not None
         return sums
+
+
+@eqx.filter_jit
+def _matching(
+    tasks: NormalTasks, count: int, random: int, sums: tuple[Array, Array, Array]
+) -> Matching:
+    inputs, total, squares = sums
+    mean = total / random
+    covariance = squares / random - jnp.outer(mean, mean)
+    target = jnp.kron(jnp.eye(tasks.mean.shape[0]), tasks.covariance)
+    whitener = symmetric_power(covariance, -0.5) @ symmetric_power(target, 0.5)
+    return Matching(inputs / count, mean.reshape(tasks.mean.shape), whitener)
 
 
 @eqx.filter_jit

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from iclflow.distributions import AbstractInputs, Gaussian, Rademacher, Sphere, StudentT
+from iclflow.distributions import INPUTS, CommutingTasks, named_inputs
 from iclflow.dynamics import (
     AbstractDynamics,
     AbstractOptimiser,
@@ -42,7 +42,8 @@ from iclflow.sweeping import Vary
 from iclflow.task import ContextLabels, Task
 from iclflow.trajectory import linear_steps, log_steps
 
-MODELS = ("merged", "separate", "mlp", "conv", "softmax-merged", "softmax-separate")
+TRANSFORMER = "linear-transformer"  # D outputs, tasks W = U diag Uᵀ; `init` is p = q
+MODELS = ("merged", "separate", "mlp", "conv", "softmax-merged", "softmax-separate", TRANSFORMER)
 OPTIMISERS = ("gd", "momentum", "adam")
 
 
@@ -149,32 +150,42 @@ class Settings:
                 raise ValueError(f"dim is {self.dim}, but {spectrum.size} eigenvalues were given")
             if self.trace is not None and spectrum.sum() > 0:
                 spectrum = spectrum * (self.trace / spectrum.sum())
-        size = spectrum.size
+        size, vector = spectrum.size, self.model == TRANSFORMER
+        if vector and (self.fixed_fraction > 0 or self.task_mean is not None):
+            raise ValueError(f"the model {TRANSFORMER!r} has no fixed task and no task mean")
         eigen_key, pool_key, fixed_key = jax.random.split(
             jax.random.key(self.eigen_seed + seed_offset), 3
         )
-        pool = None if self.pool is None else jax.random.normal(pool_key, (self.pool, size))
+        require_choice("inputs", self.inputs.partition(":")[0], INPUTS)
+        drawn = self.pool is not None and not vector
         fixed = jax.random.normal(fixed_key, (size,))
-        return Task(
+        task = Task(
             spectrum,
             self.context,
             rotation=eigen_key if self.rotate else None,
             inputs=named_inputs(self.inputs),
-            task_covariance=self.task_covariance,
+            task_covariance=None if vector else self.task_covariance,
             task_mean=self.task_mean,
-            pool=pool,
+            pool=jax.random.normal(pool_key, (self.pool or 1, size)) if drawn else None,
+            outputs=size if vector else 1,
             label_noise=self.noise,
             target_noise=self.target_noise,
             fixed_fraction=self.fixed_fraction,
-            fixed_task=fixed * jnp.sqrt(size) / jnp.linalg.norm(fixed),
+            fixed_task=None if vector else fixed * jnp.sqrt(size) / jnp.linalg.norm(fixed),
             lengths=self.lengths,
             normaliser=Normaliser(self.normaliser),
         )
+        if not vector:
+            return task
+        tasks = CommutingTasks.of(task.basis, self.task_covariance)
+        return task.replace(tasks=tasks if self.pool is None else tasks.pool(self.pool, pool_key))
 
     def initialiser(self, task: Task) -> AbstractInitialiser:
         """The initialiser of the model, at scale `init`."""
         kind = self.model.removeprefix("softmax-")
         blocks = self._blocks()
+        if self.model == TRANSFORMER:
+            return Merged.linear_transformer(task, scale=self.init, blocks=blocks)
         if kind in ("merged", "mlp"):
             inner = Merged.initialiser(task, heads=self.heads, scale=self.init, blocks=blocks)
         else:
@@ -221,7 +232,7 @@ class Settings:
         key = jax.random.key(self.data_seed + seed_offset)
         loss = choice.build(task, self.sequences, key, matched=self.match, progress=progress)
         if self.fresh:
-            return Fresh(task, loss, int(self.batch or 1))
+            return Fresh(task=task, evaluation=loss, size=int(self.batch or 1))
         return loss if self.batch is None else Minibatch(loss, self.batch)  # pyright: ignore
 
     def build_dynamics(self, loss: AbstractLoss, init: AbstractInitialiser) -> AbstractDynamics:
@@ -280,19 +291,6 @@ def _as_type(name: str, value: Any, hint: Any) -> Any:
         if isinstance(kind, type) and type(value) is kind:
             return value
     raise ValueError(f"the setting {name} cannot be {value!r}")
-
-
-def named_inputs(name: str) -> AbstractInputs:
-    """The input distribution called `name`."""
-    kind, _, argument = name.partition(":")
-    known = {"gaussian": Gaussian, "sphere": Sphere, "rademacher": Rademacher, "student": StudentT}
-    require_choice("inputs", kind, list(known))
-    if kind == "student" and argument:
-        try:
-            return StudentT(float(argument))
-        except ValueError as error:
-            raise ValueError(f"inputs {name!r}: {error}") from None
-    return known[kind]()
 
 
 def require_choice(name: str, value: Any, allowed: Any) -> None:

@@ -14,7 +14,8 @@ from jaxtyping import PRNGKeyArray
 from iclflow.dynamics import AbstractDynamics, AbstractReduced, Descent
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
-from iclflow.record import resolve
+from iclflow.record import measure_after, names_after, resolve
+from iclflow.record.quantities import MODELS
 from iclflow.task import Values
 from iclflow.trajectory import Trajectory
 
@@ -61,19 +62,27 @@ def simulate(
         begun = state.step if isinstance(dynamics, Descent) else state.time
         if not isinstance(begun, Tracer):
             marks = marks[np.asarray(marks) >= np.asarray(begun)]
+    functions = resolve(record, also, loss=loss, dynamics=dynamics)
+    after = names_after(record)
     if state is None:
-        return _simulate(loss, model, dynamics, marks, resolve(record, also), key)
-    return _resume(loss, state, dynamics, marks, resolve(record, also))
+        return _simulate(loss, model, dynamics, marks, functions, key, after)
+    return _resume(loss, state, dynamics, marks, functions, after)
 
 
 @eqx.filter_jit
-def _simulate(loss, model, dynamics, marks, record, key) -> Trajectory:
-    return dynamics.advance(loss, dynamics.start(loss, model, key), marks, record)
+def _simulate(loss, model, dynamics, marks, record, key, after) -> Trajectory:
+    return _resume(loss, dynamics.start(loss, model, key), dynamics, marks, record, after)
 
 
 @eqx.filter_jit
-def _resume(loss, state, dynamics, marks, record) -> Trajectory:
-    return dynamics.advance(loss, state, marks, record)
+def _resume(loss, state, dynamics, marks, record, after) -> Trajectory:
+    run = dynamics.advance(loss, state, marks, record)
+    if not after:
+        return run
+    kept = {name: values for name, values in run.record.items() if name != MODELS}
+    rate = getattr(dynamics, "rate", None)
+    measured = measure_after(after, run.record[MODELS], loss, rate)
+    return eqx.tree_at(lambda r: r.record, run, kept | measured)
 
 
 def check_marks(saveat: Values, dynamics: AbstractDynamics) -> Any:

@@ -13,6 +13,7 @@ from iclflow.dataset import OUTCOMES
 from iclflow.dynamics import AbstractDynamics, Descent
 from iclflow.losses import AbstractLoss, Population, population_moments
 from iclflow.models import MLP, AbstractInitialiser, AbstractLinearModel, AbstractModel, Blocks
+from iclflow.record import FixedPointDistance
 from iclflow.sampling import Progress
 from iclflow.selection import Choice
 from iclflow.settings import Settings
@@ -52,6 +53,10 @@ class Study:
             tests["in_weight_loss"] = test_loss(task.in_weight(labels), init)
         if "population_loss" in settings.record:
             tests["population_loss"] = test_loss(task, init)
+        if "fixed_point_distance" in settings.record:
+            if settings.vary == "all":
+                raise ValueError("fixed_point_distance needs one task; vary weights or data")
+            tests["fixed_point_distance"] = FixedPointDistance.of(task)
         return cls(settings, task, init, choice, loss, dynamics, tests)
 
     def run(self, progress: Callable[[float, float], None] | None = None) -> xr.Dataset:
@@ -109,7 +114,8 @@ class Study:
         s = self.settings
         rank = f", R = {s.rank}" if "separate" in s.model or s.model == "conv" else ""
         data = "population" if s.sequences is None else f"P = {s.sequences:,}"
-        return f"{s.model}, D = {self.task.size}, N = {s.context}, H = {s.heads}{rank}, {data}"
+        heads = "" if self.task.outputs > 1 else f", H = {s.heads}"
+        return f"{s.model}, D = {self.task.size}, N = {s.context}{heads}{rank}, {data}"
 
     def summary(self, runs: xr.Dataset, theory: "Prediction | None" = None) -> dict[str, Any]:
         """Numbers of the runs, ready for JSON."""

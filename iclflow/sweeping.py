@@ -17,7 +17,7 @@ from iclflow.dataset import INTERRUPTED, attributes, finish, stamp, variables
 from iclflow.dynamics import AbstractDynamics
 from iclflow.losses import AbstractLoss, Population
 from iclflow.models import AbstractInitialiser, AbstractModel
-from iclflow.record import resolve
+from iclflow.record import names_after, resolve
 from iclflow.simulation import SAVES, check_marks
 from iclflow.task import Task, Values
 
@@ -82,7 +82,8 @@ def sweep(
         report = None
         if progress is not None:
             report = lambda done, i=i: progress(i * float(marks[-1]) + done, total)  # noqa: E731
-        results.append(train_together(group, marks, resolve(record, also), report))
+        functions = resolve(record, also, loss=_common(group), dynamics=group[0].dynamics)
+        results.append(train_together(group, marks, functions, report, names_after(record)))
         if results[-1].interrupted:
             break
     if settings is None:
@@ -96,6 +97,12 @@ def sweep(
 def draw_model(init: AbstractInitialiser, key: PRNGKeyArray) -> AbstractModel:
     """`init(key)`, compiled once for all keys."""
     return init(key)
+
+
+def _common(group: Sequence[Run]) -> AbstractLoss | None:
+    """The loss that all runs of a group share, if they do."""
+    first = group[0].loss
+    return first if all(run.loss is first for run in group) else None
 
 
 def _at(point: Mapping[str, Any], source: Any, init: Any, dynamics: Any) -> tuple[Any, Any, Any]:

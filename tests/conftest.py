@@ -7,12 +7,15 @@ import jax
 from beartype import BeartypeConf, FrozenDict, beartype
 from jaxtyping import install_import_hook
 
+from iclflow.compiling import compile_sparingly
+
 # A runner in the background starts us with Ctrl-C ignored; tests of interruption need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Tests compile far more than they compute.
+compile_sparingly()
 jax.config.update("jax_disable_most_optimizations", True)
 
 # An int is a float (PEP 484). The hook decorates methods one by one, where beartype cannot know

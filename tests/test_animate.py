@@ -1,5 +1,6 @@
 """`iclflow animate`: what is in the film, its formats, its errors."""
 
+import dataclasses
 import json
 import subprocess
 
@@ -69,6 +70,18 @@ def test_the_scene_is_the_run_in_the_eigenbasis(request, kind):
     levels = np.asarray(plateau_losses(SEPARATE.task()))
     np.testing.assert_allclose(found["levels"], levels if kind == "separate" else levels[[0, -1]])
     assert found.attrs["basis"] == "eigenvectors of the inputs"
+
+
+@pytest.mark.parametrize(("network", "kind"), [("mlp", "merged"), ("conv", "separate")])
+def test_a_network_is_shown_as_the_attention_it_is(network, kind):
+    like = dataclasses.replace(
+        SEPARATE if kind == "separate" else MERGED, steps=60, save="linear:5", seeds=1
+    )
+    ours = film.scene(Study.of(dataclasses.replace(like, model=network)).run())
+    theirs = film.scene(Study.of(like).run())
+    assert set(ours) == set(theirs)
+    for name in theirs:
+        np.testing.assert_allclose(ours[name], theirs[name], atol=1e-12, err_msg=str(name))
 
 
 def test_keys_keep_head_and_pair(separate):

@@ -1,5 +1,6 @@
 """Measures over series of checkpoints, on disk and streamed from a hub."""
 
+import inspect
 import json
 import sys
 import types
@@ -231,9 +232,32 @@ def test_revisions_that_fail(hub, tmp_path):
     assert measure_series(series, keep_going=True).sizes["step"] == 1
 
 
+def test_the_calls_are_those_of_the_real_package(hub, monkeypatch):
+    """What is asked of the hub, bound to the signatures of the installed huggingface_hub."""
+    monkeypatch.delitem(sys.modules, "huggingface_hub")
+    real = pytest.importorskip("huggingface_hub", reason="an extra: iclflow[hub]")
+    asked = []
+
+    def checked(name):
+        def call(*names, **options):
+            inspect.signature(getattr(real, name)).bind(*names, **options)
+            asked.append(name)
+            return getattr(hub, name)(*names, **options)
+
+        return call
+
+    checking = types.SimpleNamespace(
+        list_repo_files=checked("list_repo_files"), hf_hub_download=checked("hf_hub_download")
+    )
+    monkeypatch.setattr("iclflow.diagnostics.checkpoints.hub._hub", lambda: checking)
+    data = measure_series(hub_series("repo", ["step1", "step512"]), measures=["norm"])
+    assert list(data["step"].values) == [1, 512]
+    assert set(asked) == {"list_repo_files", "hf_hub_download"}
+
+
 def test_without_the_hub_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(CheckpointError, match=r"install iclflow\[hub\]"):
+    with pytest.raises(CheckpointError, match=r"pip install 'iclflow\[hub\]'$"):
         hub_series("repo", ["step0"])
 
 

@@ -10,16 +10,25 @@ import pytest
 from test_cli import call, refused
 from written_checkpoints import FAMILIES, save, write_safetensors
 
-from iclflow.cli.diagnose import theory_of
-from iclflow.diagnosis import diagnose_curve, diagnose_run, measure_along, read_curve, spells
+from iclflow.cli.diagnose_curve import theory_of
+from iclflow.diagnosis import (
+    diagnose_curve,
+    diagnose_run,
+    diagnose_runs,
+    measure_along,
+    read_curve,
+    stage_rows,
+)
 from iclflow.identify import LEAST_SQUARES
 from iclflow.models import Separate
+from iclflow.record import CURVATURE_TIMES, recorded_models
+from iclflow.record.after import CURVATURE
 from iclflow.settings import Settings
 from iclflow.store import load
 from iclflow.store import save as store
 from iclflow.study import Study
 from iclflow.task import Task
-from iclflow.theory import plateau_losses
+from iclflow.theory import nearest_fixed_point, plateau_losses
 from iclflow.theory.stairs import staircase
 
 SPECTRUM = (0.5, 0.3, 0.15)
@@ -64,13 +73,15 @@ def test_one_line_for_each_stage(capsys, staircase_file, tmp_path):
     code, out, err = call(capsys, *arguments, "--json", "--test-scale", 2, "--test-context", 60)
     assert code == 0, err
     found = json.loads(out)
-    assert [row["algorithm"] for row in found["stages"]] == [
+    (run,) = found["runs"]
+    assert run["seed"] == 2
+    assert [row["algorithm"] for row in run["stages"]] == [
         "zero",
         "PCR-1",
         "PCR-2",
         LEAST_SQUARES,
     ]
-    assert set(found["stages"][0]) >= {"start", "end", "level", "algorithm", "margin"}
+    assert set(run["stages"][0]) >= {"start", "end", "level", "algorithm", "margin"}
 
 
 def test_quantities_along_a_run(staircase_file):
@@ -105,17 +116,91 @@ def test_quantities_along_a_run(staircase_file):
     assert float(found["fixed_point_distance"][-1]) < 0.02
 
 
-def test_the_in_weight_run_shows_the_fixed_task_first():
+def test_a_run_records_what_is_measured_after_the_fact():
+    """Every quantity by name in the run, and again from its saved weights: the same numbers."""
+    names = ("conserved_drift", "gradient_norm", "sharpness", "top_eigenvalues")
+    names += ("rate_times_sharpness", "fixed_point_distance")
     settings = Settings(
-        model="merged", spectrum=(0.6, 0.4), fixed_fraction=0.6, heads=4, steps=2500,
+        spectrum=SPECTRUM, context=31, heads=3, init=0.3, steps=900, rate=0.3, seeds=2,
+        sequences=400, record=("loss", "weights", *names), save="log:40",
+    )  # fmt: skip
+    runs = Study.of(settings).run()
+    assert runs.sizes["time"] > CURVATURE_TIMES
+    for seed in (0, 1):
+        run, along = runs.sel(seed=seed), measure_along(runs, seed=seed)
+        kept = np.isfinite(run["sharpness"].values)
+        assert kept.sum() == CURVATURE_TIMES
+        assert kept[0]
+        assert kept[-1]
+        for name in names:
+            here = kept if name in CURVATURE else np.ones_like(kept)
+            assert run[name].dims == along[name].dims, name
+            assert run[name].attrs == along[name].attrs, name
+            np.testing.assert_allclose(
+                run[name].values[here], along[name].values[here], rtol=1e-5, atol=1e-12
+            )
+    # the trained zero blocks are left out of the distance to a fixed point
+    models = recorded_models(runs.isel(seed=1))
+    near = [
+        nearest_fixed_point(jax.tree.map(lambda a, i=i: a[i], models).reduce(), settings.task())
+        for i in (0, 20, -1)
+    ]
+    np.testing.assert_allclose(
+        runs["fixed_point_distance"][1, [0, 20, -1]], [float(n.distance) for n in near], rtol=1e-9
+    )
+
+
+def test_the_in_weight_run_shows_the_fixed_task_first(capsys, tmp_path):
+    """After its first drop it knows w* by heart and nothing in context; least squares follows."""
+    path = tmp_path / "run.nc"
+    settings = Settings(
+        model="merged", spectrum="white", dim=4, fixed_fraction=0.6, heads=8, init=0.001,
+        steps=2500, record=("loss", "weights"), save="mixed:80",
+    )  # fmt: skip
+    store(Study.of(settings).run(), path)
+    code, out, err = call(capsys, "diagnose", path, "--prompts", 300, "--json")
+    assert code == 0, err
+    (run,) = json.loads(out)["runs"]
+    start, first, last = run["stages"]
+    assert start["algorithm"] == "zero"
+    assert first["algorithm"] == "in-weight w*, shrunk to E[w]"
+    assert first["margin"] > 0.4
+    assert last["algorithm"] == LEAST_SQUARES
+    # against losses that know nothing of the candidates, zero being 1 on either test
+    assert first["in_weight_loss"] < 0.2
+    assert first["in_context_loss"] > 0.95
+    assert last["in_context_loss"] < 0.25
+
+
+def test_all_seeds_of_a_file_are_padded_and_labelled(capsys, tmp_path):
+    settings = Settings(
+        spectrum=(0.6, 0.3), context=31, heads=2, init=0.05, steps=2500, seeds=2, seed=4,
         record=("loss", "weights"), save="mixed:80",
     )  # fmt: skip
-    found = diagnose_run(Study.of(settings).run(), sequences=300)
-    names = [spell["algorithm"] for spell in spells(found)]
-    assert names[0] == "zero"
-    assert names[1].startswith("in-weight w*")
-    assert names[-1] == LEAST_SQUARES
-    assert 0 <= float(found["parallelism"].min()) <= float(found["parallelism"].max()) <= 1 + 1e-9
+    runs = Study.of(settings).run()
+    # the second run stops on its first plateau
+    stopped = runs["loss"].where((runs["seed"] == 4) | (runs["step"] < 60))
+    runs = runs.assign(loss=stopped)
+    both = diagnose_runs(runs, sequences=100)
+    assert both["start"].dims == ("seed", "stage")
+    assert both["stage_algorithm"].dims == ("seed", "stage")
+    assert both["stage_count"].values.tolist() == [3, 1]
+    assert both["level"][1, 1:].isnull().all()
+    assert both["stage_algorithm"].values[1].tolist() == ["zero", "", ""]
+    alone = diagnose_run(runs, seed=5, sequences=100)
+    assert stage_rows(both.sel(seed=5)) == stage_rows(alone)
+    path, plot, saved = (tmp_path / name for name in ("run.nc", "runs.png", "found.nc"))
+    store(runs, path)
+    arguments = ("diagnose", path, "--prompts", 100, "--json")
+    code, out, err = call(capsys, *arguments, "--plot", plot, "--out", saved)
+    assert code == 0, err
+    found = json.loads(out)["runs"]
+    assert [run["seed"] for run in found] == [4, 5]
+    assert [len(run["stages"]) for run in found] == [3, 1]
+    assert plot.stat().st_size > 10_000
+    assert load(saved)["level"].dims == ("seed", "stage")
+    # another question does not overwrite the answer, and is refused before any work
+    assert "holds something else" in refused(capsys, *arguments, "--seed", 4, "--out", saved)
 
 
 def test_a_run_without_weights_says_how_to_record_them(capsys, tmp_path):
@@ -244,6 +329,10 @@ def test_checkpoints(capsys, series, tmp_path):
     code, text, err = call(capsys, "diagnose", pattern, "--measures", "norm", "--subspace", 2)
     assert code == 0, err
     assert "3 steps from 0 to 100" in text
+    # the same command again is the same result; another does not overwrite it
+    assert call(capsys, "diagnose", series, "--out", out)[0] == 0
+    other = refused(capsys, "diagnose", series, "--measures", "norm", "--out", out)
+    assert "holds something else" in other
 
 
 def damage(kind, folder):
@@ -270,7 +359,7 @@ def test_a_broken_checkpoint_is_named_and_the_rest_kept(capsys, series, kind):
     assert str(series / "step10") in line
     assert tensor in line
     code, out, err = call(capsys, "diagnose", series, "--keep-going", "--json")
-    assert code == 2
+    assert code == 1  # a result, with parts missing
     assert json.loads(out)["steps"] == [0, 100]
     assert err.count("\n") == 1
     assert tensor in err

@@ -156,6 +156,45 @@ def test_mistakes():
         monitor(4, loss=1.0)
 
 
+@pytest.mark.parametrize(
+    ("step", "given", "complaint"),
+    [
+        ("a", {"loss": 1.0}, "whole number, got 'a'"),
+        (1.5, {"loss": 1.0}, "whole number, got 1.5"),
+        (-1, {"loss": 1.0}, "count from 0"),
+        (3, {"loss": "x"}, "loss of step 3 must be one number, got str"),
+        (3, {"loss": np.ones(3)}, r"one number, got shape \(3,\)"),
+        (0, {"weights": {}}, "hold no arrays"),
+        (0, {"weights": {"a": np.zeros((0, 4))}}, r"no matrix to measure among a \(0, 4\)"),
+        (0, {"weights": {"a": np.ones((4, 4), complex)}}, "is complex"),
+        (2, {"weights": {"w": np.eye(4)}}, r"changed their names or shapes at step 2 \(w\)"),
+        (2, {"weights": {"v": np.eye(3)}}, "changed their names or shapes"),
+    ],
+)
+def test_what_cannot_be_watched_is_one_line(step, given, complaint):
+    monitor = Monitor(budget=1e9)
+    if step == 2:
+        monitor(0, weights={"w": np.eye(3)})
+    with pytest.raises(ValueError, match=complaint) as error:
+        monitor(step, **given)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "options", [{"budget": -1.0}, {"rank": 0}, {"largest": 0}, {"measures": "norm"}]
+)
+def test_impossible_monitors_do_not_exist(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        Monitor(**options)
+
+
+def test_weights_that_are_not_finite_have_no_rank():
+    monitor = Monitor(measures=["norm", "effective_rank", "stable_rank"])
+    monitor(0, weights={"w": np.full((3, 3), np.nan)})
+    data = monitor.to_dataset()
+    assert all(data[name].isnull().all() for name in ("norm", "effective_rank", "stable_rank"))
+
+
 def test_live_line(capsys):
     with Monitor(live=True, stopwatch=iter(np.arange(1e4).tolist()).__next__) as monitor:
         for step in range(20):

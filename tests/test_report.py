@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import small_experiment as small
 
+from iclflow.dataset import science
 from iclflow.experiments.base import Claim
 from iclflow.report import page, scorecard
 from iclflow.report.build import build
@@ -16,7 +17,7 @@ from iclflow.report.entries import Source
 from iclflow.report.figures import FIGURES, choose
 from iclflow.report.first_paper import PUBLISHED
 from iclflow.report.folder import prepare, write_text
-from iclflow.report.making import data_key, named, science
+from iclflow.report.making import data_key, named
 from iclflow.report.workers import next_work
 from iclflow.store import load
 
@@ -152,7 +153,7 @@ def test_the_hash_of_the_science_leaves_out_what_only_shows(tmp_path, monkeypatc
     for name in ("__init__.py", "task.py", "plots/loss.py"):
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text("1")
-    monkeypatch.setattr("iclflow.report.making._PACKAGE", package)
+    monkeypatch.setattr("iclflow.dataset._PACKAGE", package)
     try:
         before = hashed()
         (package / "plots/loss.py").write_text("2")
@@ -432,7 +433,8 @@ def test_measured_numbers_show_where_they_differ(measured, expected, words):
 
 def test_the_table_names_every_figure_of_the_paper():
     wanted = [f"fig{i}" for i in range(1, 11)] + ["v2-softmax", "v2-init", "v2-length"]
-    assert list(FIGURES) == [*wanted, "zero-blocks"]
+    wanted += ["zero-blocks", *(f"lt-fig{i}" for i in range(1, 8))]
+    assert list(FIGURES) == wanted
     assert all(figure.name == name for name, figure in FIGURES.items())
     assert {name for entry in PUBLISHED for name in entry.figures} <= set(FIGURES)
 
@@ -447,7 +449,11 @@ def test_the_table_points_at_functions_there_are(figure):
 
 
 def test_choosing_figures():
-    assert choose([]) == choose(["all"]) == choose(["fig3", "all"]) == list(FIGURES.values())
+    assert choose([]) == choose(["all"]) == choose(["fig3", "all"])
+    nonlinear = choose(["nonlinear"])
+    assert [figure.name for figure in nonlinear] == ["lt-fig5", "lt-fig6", "lt-fig7"]
+    assert all(figure.source.resumes for figure in nonlinear)
+    assert choose(["nonlinear", "all"]) == [*choose([]), *nonlinear] == list(FIGURES.values())
     assert [figure.name for figure in choose(["fig10", "fig2", "fig10"])] == ["fig2", "fig10"]
     with pytest.raises(ValueError, match=r"unknown figure 'fig33'; .* did you mean 'fig3'\?"):
         choose(["fig1", "fig33"])

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from iclflow.diagnostics.detectors import autocorrelation, autocorrelation_curvature, time_curvature
-from iclflow.diagnostics.stages import Clock, find_stages, find_stages_of_runs
+from iclflow.diagnostics.stages import (
+    Clock,
+    find_stages,
+    find_stages_of_runs,
+    stages_dataset,
+)
 
 LEVELS = np.array([1.0, 0.640580, 0.377372, 0.209805, 0.135995])  # a four-step staircase
 TIMES = np.array([60.0, 300.0, 1200.0, 6000.0])
@@ -51,12 +56,12 @@ def test_which_plateau_at_a_time(clean):
     assert len(stages.lines()) == 5
 
 
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e5])
+@pytest.mark.parametrize("scale", [1e-200, 1e-6, 1.0, 1e5, 1e250])
 def test_units_do_not_matter(clean, scale):
     time, loss = clean
     base = find_stages(time, loss, resamples=0)
     for other, t, level in (
-        (find_stages(time * scale, loss, resamples=0), scale, 1.0),
+        (find_stages(time * min(scale, 1e100), loss, resamples=0), min(scale, 1e100), 1.0),
         (find_stages(time, loss * scale, resamples=0), 1.0, scale),
     ):
         np.testing.assert_allclose(
@@ -192,6 +197,28 @@ def test_many_seeds(clean):
     np.testing.assert_allclose(
         [d.time for d in both[1].drops], [1.5 * d.time for d in both[0].drops], rtol=0.01
     )
+
+
+def test_many_seeds_as_one_padded_dataset(clean):
+    time, loss = clean
+    flat, cut = np.full_like(loss, 0.5), np.where(time < 1250, loss, np.nan)
+    found = find_stages_of_runs(time, np.stack([loss, flat, cut]), resamples=2)
+    data = stages_dataset(found, seeds=[7, 8, 9])
+    assert data["level"].dims == ("seed", "stage")
+    assert data["drop_time"].dims == ("seed", "drop")
+    assert data["stage_count"].values.tolist() == [5, 1, 3]
+    assert data["drop_count"].values.tolist() == [4, 0, 3]
+    np.testing.assert_array_equal(np.isfinite(data["level"]).sum("stage"), [5, 1, 3])
+    for seed, stages in zip((7, 8, 9), found, strict=True):
+        one = data.sel(seed=seed)
+        levels = [plateau.level for plateau in stages.plateaus]
+        np.testing.assert_array_equal(one["level"][: len(levels)], levels)
+        times = [drop.time for drop in stages.drops]
+        np.testing.assert_array_equal(one["drop_time"][: len(times)], times)
+    assert data["drop_complete"].sel(seed=9).values[:3].tolist() == [1.0, 1.0, 0.0]
+    assert stages_dataset([find_stages([], [])]).sizes["stage"] == 0
+    with pytest.raises(ValueError, match="3 runs need as many seeds, got 2"):
+        stages_dataset(found, seeds=[1, 2])
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Options that state the model and its initial weights."""
     model = parser.add_argument_group("model")
     model.add_argument(
-        "--model", help="merged, separate (default), mlp, conv, softmax-merged, softmax-separate"
+        "--model",
+        help="merged, separate (default), mlp, conv, softmax-merged, softmax-separate, or "
+        "linear-transformer (D outputs, W = U diag Uᵀ; --init is p = q)",
     )
     model.add_argument("--heads", type=positive_int, metavar="H")
     model.add_argument("--rank", type=positive_int, metavar="R")

@@ -8,6 +8,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from iclflow.cli import theory_linear_transformer
 from iclflow.cli.console import positive_int, print_json
 from iclflow.cli.simulate import add_model_arguments, add_task_arguments, settings_of
 
@@ -16,6 +17,7 @@ EXAMPLES = """examples:
   iclflow theory --spectrum 0.4,0.3,0.2,0.1 --context 31 --init 0.01 --plot stairs.png
   iclflow theory --spectrum power:1 --dim 8 --context 31 --rank 2 --heads 9 --init 1e-3 --json
   iclflow theory --spectrum 1,0.5 --context 200 --task-covariance 1,3 --noise 0.1
+  iclflow theory --model linear-transformer --spectrum 1.7,1.4,1.1,1 --context 200 --init 0.01
 """
 
 ROWS = 16  # of a table; the rest is in --json
@@ -25,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The task and model options of `simulate`."""
     add_task_arguments(parser)
     add_model_arguments(parser)
+    theory_linear_transformer.add_arguments(parser)
     out = parser.add_argument_group("output")
     out.add_argument("--seed", type=int, help="of the initial weights, as in simulate (0)")
     out.add_argument("--eigen-seed", type=int, help="seed of eigenvectors, pool and w* (2)")
@@ -36,13 +39,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate the formulas, report, draw."""
+    settings = settings_of(args)
+    if args.plot is not None and not args.plot.parent.is_dir():
+        raise ValueError(f"the folder {args.plot.parent} does not exist; create it first")
+    if settings.model == "linear-transformer":
+        return theory_linear_transformer.run(args, settings)
+    theory_linear_transformer.refuse_options(args)
     import jax
 
     from iclflow.theory.summary import start_summary, task_summary
 
-    settings = settings_of(args)
-    if args.plot is not None and not args.plot.parent.is_dir():
-        raise ValueError(f"the folder {args.plot.parent} does not exist; create it first")
     task = settings.task()
     found = task_summary(task, settings.heads, settings.rank)
     model = None

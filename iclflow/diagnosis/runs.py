@@ -8,28 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from iclflow.diagnostics import (
-    Clock,
-    Stages,
-    assign_heads,
-    effective_rank,
-    find_stages,
-    head_alignment,
-    head_contributions,
-    head_parallelism,
-    singular_values,
-)
+from iclflow.diagnosis.geometry import geometry
+from iclflow.diagnosis.padding import pad_seeds
+from iclflow.diagnostics import Clock, Stages, find_stages, stages_dataset
 from iclflow.identify import best_match, identify
-from iclflow.models import MLP, AbstractLinearModel, AbstractModel, ConvNet, Separate, Softmax
+from iclflow.models import AbstractModel
 from iclflow.record import recorded_models
 from iclflow.settings import Settings
 from iclflow.task import Task
-from iclflow.theory import Modes, plateau_losses
+from iclflow.theory import plateau_losses
 
 RECORD = "record them, for example iclflow simulate --record loss,weights --out run.nc"
-LEARNED = 0.1  # share of a mode that a head must make to be the head of that mode
+TESTS = ("in_context_loss", "in_weight_loss")  # what a run with a fixed task records of itself
 
 
 def run_settings(runs: xr.Dataset) -> Settings:
@@ -89,39 +81,97 @@ def diagnose_run(
     Over `time`: `loss`, `distance` to each candidate, `algorithm`, `margin`, `effective_rank`, and
     `alignment` [time, component] of the head that learns each eigenvector (separate key and
     query) or `parallelism` of the heads (merged). Over `stage`: `start`, `end`, `level`,
-    `confidence`, `stage_algorithm`, `stage_margin` (from the mean distances on the plateau). Over
-    `drop`: `drop_time`. `on` is a shifted task to compare predictions on.
+    `confidence`, `stage_algorithm`, `stage_margin` (from the mean distances on the plateau), and
+    the means `stage_in_context_loss` and `stage_in_weight_loss` of a run that recorded them. Over
+    `drop`: `drop_time` and more (see `stages_dataset`). `on` is a shifted task to compare
+    predictions on.
     """
-    run = select_run(runs, seed)
-    settings = run_settings(runs)
-    offset = int(run["seed"]) - settings.seed if "seed" in run.coords else 0
-    task = settings.task(offset if settings.vary == "all" else 0)
+    run, settings = select_run(runs, seed), run_settings(runs)
+    task = _task_of(run, settings)
     models = recorded_models(run, settings.model)
+    found = identify(models, task, on=on, sequences=sequences)
+    return _described(found, run, models, task, settings, clock)
+
+
+def diagnose_runs(
+    runs: xr.Dataset,
+    *,
+    on: Task | None = None,
+    clock: Clock = Clock.LOG,
+    sequences: int = 2000,
+) -> xr.Dataset:
+    """`diagnose_run` of every seed of a file, padded with NaN (and "") to (seed, stage)."""
+    settings = run_settings(runs)
+    if "seed" not in runs.dims:
+        return pad_seeds([diagnose_run(runs, on=on, clock=clock, sequences=sequences)], [0])
+    seeds = runs["seed"].values.tolist()
+    if settings.vary == "all":  # every seed has a task of its own, and so its own candidates
+        singles = [
+            diagnose_run(runs, seed=s, on=on, clock=clock, sequences=sequences) for s in seeds
+        ]
+        return pad_seeds(singles, seeds)
+    cut = [select_run(runs, seed) for seed in seeds]
+    models = [recorded_models(run, settings.model) for run in cut]
+    together = jax.tree.map(lambda *a: jnp.concatenate(a), *models)
+    task = settings.task()
+    found = identify(together, task, on=on, sequences=sequences)
+    ends = np.cumsum([run.sizes["time"] for run in cut])
+    parts = [
+        found.isel(time=slice(int(end) - run.sizes["time"], int(end)))
+        for run, end in zip(cut, ends, strict=True)
+    ]
+    singles = [
+        _described(part, run, model, task, settings, clock)
+        for part, run, model in zip(parts, cut, models, strict=True)
+    ]
+    return pad_seeds(singles, seeds)
+
+
+def _task_of(run: xr.Dataset, settings: Settings) -> Task:
+    offset = int(run["seed"]) - settings.seed if "seed" in run.coords else 0
+    return settings.task(offset if settings.vary == "all" else 0)
+
+
+def _described(
+    found: xr.Dataset,
+    run: xr.Dataset,
+    models: AbstractModel,
+    task: Task,
+    settings: Settings,
+    clock: Clock,
+) -> xr.Dataset:
+    """Distances to the candidates with the stages of the loss and the geometry added."""
     timed = "time" in run.coords and bool(np.all(np.isfinite(run["time"].values)))
     times = run["time" if timed else "step"].values.astype(float)
-    stages = find_stages(times, run["loss"].values, clock=clock)
-    found = identify(models, task, on=on, sequences=sequences)
-    found = found.assign(loss=("time", run["loss"].values), **_geometry(models, task))
+    found = found.assign(loss=("time", run["loss"].values), **geometry(models, task))
     named = {"long_name": r"training time $t/\tau$" if timed else "training steps"}
     found = found.assign_coords(time=("time", times, named))
-    found = found.assign(_stage_variables(found, stages, times))
+    tests = {name: run[name].values for name in TESTS if name in run}
+    stages = find_stages(times, run["loss"].values, clock=clock)
+    found = found.assign(_stage_variables(found, stages, times, tests))
     found["level_theory"] = ("plateau", _levels(task, settings))
     found.attrs["model"] = settings.model
     return found
 
 
 def stage_rows(found: xr.Dataset) -> list[dict[str, Any]]:
-    """One row for each stage: start, end, level, algorithm, margin, confidence."""
+    """One row for each stage of one run: start, end, level, algorithm, margin, confidence.
+
+    A run with a fixed task also has its mean `in_context_loss` and `in_weight_loss`.
+    """
     names = {"algorithm": "stage_algorithm", "margin": "stage_margin"}
-    fields = ("start", "end", "level", "algorithm", "margin", "confidence")
+    names |= {name: f"stage_{name}" for name in TESTS}
+    fields = ["start", "end", "level", "algorithm", "margin", "confidence", *TESTS]
+    fields = [field for field in fields if names.get(field, field) in found]
     return [
         {field: found[names.get(field, field)].values[i].item() for field in fields}
-        for i in range(found.sizes.get("stage", 0))
+        for i in range(int(found["stage_count"]))
     ]
 
 
 def spells(found: xr.Dataset) -> list[dict[str, Any]]:
     """Stretches of time with one best match, also those too brief to be a plateau."""
+    found = found.isel(time=np.isfinite(found["loss"].values))
     algorithms, times = found["algorithm"].values, found["time"].values
     change = np.flatnonzero(algorithms[1:] != algorithms[:-1]) + 1
     starts, ends = [0, *change.tolist()], [*change.tolist(), len(times)]
@@ -136,63 +186,28 @@ def spells(found: xr.Dataset) -> list[dict[str, Any]]:
     ]
 
 
-def _stage_variables(found: xr.Dataset, stages: Stages, times: np.ndarray) -> dict[str, Any]:
+def _stage_variables(
+    found: xr.Dataset, stages: Stages, times: np.ndarray, tests: dict[str, np.ndarray]
+) -> dict[str, Any]:
     names, matches, margins = found["candidate"].values, [], []
+    means: dict[str, list[float]] = {f"stage_{name}": [] for name in tests}
     for plateau in stages.plateaus:
         inside = (times >= plateau.start) & (times <= plateau.end)
         if not inside.any():
             inside[np.argmin(np.abs(times - (plateau.start + plateau.end) / 2))] = True
         mean = found["distance"].values[inside].mean(axis=0)
-        best, margin = best_match(mean[None])
+        best, margin = best_match(mean[None], names.tolist())
         matches.append(str(names[best[0]]))
         margins.append(float(margin[0]))
-    rows = {
-        field: [getattr(p, field) for p in stages.plateaus]
-        for field in ("start", "end", "level", "confidence")
-    }
+        for name, values in tests.items():
+            means[f"stage_{name}"].append(float(values[inside].mean()))
+    table = stages_dataset([stages]).isel(seed=0).drop_vars("seed")
     return {
-        **{name: ("stage", np.array(values, float)) for name, values in rows.items()},
+        **{str(name): variable for name, variable in table.items()},
+        **{name: ("stage", np.array(values, float)) for name, values in means.items()},
         "stage_algorithm": ("stage", np.array(matches, str)),
         "stage_margin": ("stage", np.array(margins, float)),
-        "drop_time": ("drop", np.array([drop.time for drop in stages.drops], float)),
     }
-
-
-def _geometry(models: AbstractModel, task: Task) -> dict[str, Any]:
-    part = models.attention if isinstance(models, Softmax) else models
-    if isinstance(part, MLP | ConvNet):
-        part = jax.vmap(lambda m: m.as_attention())(part)
-    assert isinstance(part, AbstractLinearModel)
-    ranks = jax.jit(jax.vmap(lambda m: effective_rank(singular_values(m.reduced_weights()[0, 0]))))
-    label = {"long_name": "effective rank of the effective weights", "units": "1"}
-    found: dict[str, Any] = {"effective_rank": ("time", np.asarray(ranks(part)), label)}
-    if isinstance(part, Separate):
-        found["alignment"] = (("time", "component"), _alignment(part, task))
-    else:
-        merged = jax.vmap(lambda m: m.key_query())(part)  # pyright: ignore
-        found["parallelism"] = ("time", np.asarray(jax.vmap(head_parallelism)(merged)))
-    return found
-
-
-def _alignment(models: Separate, task: Task) -> Float[np.ndarray, "T D"]:
-    """Share of each eigenvector in the keys of the head that ends up with it; NaN if none does."""
-    basis = task.basis
-
-    def contributions(model: Separate) -> Float[Array, "H D"]:
-        return head_contributions(model.values[:, 0, 0], model.keys, model.queries, basis)
-
-    last = np.abs(np.asarray(contributions(jax.tree.map(lambda a: a[-1], models))))
-    if models.keys.shape[2] > 1:  # a head of rank R may learn several: the strongest for each
-        heads = np.argmax(last, axis=0)
-        heads[last.max(axis=0) <= 0] = -1
-    else:
-        heads = assign_heads(last)
-    weights = Modes.of(task.in_context()).weight(range(Modes.of(task.in_context()).rank))
-    needed = LEARNED * np.abs(np.asarray(jnp.diagonal(basis.T @ weights @ basis)))
-    columns = np.arange(task.size)
-    heads = np.where(last[heads, columns] > needed, heads, -1)
-    table = np.asarray(jax.jit(jax.vmap(lambda m: head_alignment(m.keys, basis)))(models))
-    return np.where(heads[None] >= 0, table[:, heads, columns], np.nan)
 
 
 def _levels(task: Task, settings: Settings) -> Float[np.ndarray, " n"]:

@@ -9,6 +9,7 @@ from iclflow.diagnostics.alignment import (
     head_parallelism,
     pairwise_cosines,
 )
+from iclflow.diagnostics.changes import change_time
 from iclflow.diagnostics.curvature import Ritz, hessian_product, lanczos, top_eigenvalues
 from iclflow.diagnostics.detectors import (
     Curvature,
@@ -16,6 +17,7 @@ from iclflow.diagnostics.detectors import (
     autocorrelation_curvature,
     time_curvature,
 )
+from iclflow.diagnostics.fourier import fourier_concentration, frequency_shares
 from iclflow.diagnostics.spectrum import (
     convergence_order,
     effective_rank,
@@ -34,6 +36,7 @@ from iclflow.diagnostics.stages import (
     Stages,
     find_stages,
     find_stages_of_runs,
+    stages_dataset,
 )
 from iclflow.diagnostics.subspace import (
     consecutive_distances,
@@ -56,11 +59,14 @@ __all__ = [
     "assign_heads",
     "autocorrelation",
     "autocorrelation_curvature",
+    "change_time",
     "consecutive_distances",
     "convergence_order",
     "effective_rank",
     "find_stages",
     "find_stages_of_runs",
+    "fourier_concentration",
+    "frequency_shares",
     "head_alignment",
     "head_contributions",
     "head_parallelism",
@@ -76,6 +82,7 @@ __all__ = [
     "right_basis",
     "singular_values",
     "stable_rank",
+    "stages_dataset",
     "subspace_distance",
     "time_curvature",
     "top_eigenvalues",

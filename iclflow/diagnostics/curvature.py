@@ -24,8 +24,8 @@ class Ritz(eqx.Module):
 def hessian_product(function: Callable[[Any], Array], point: Any) -> Callable[[Array], Array]:
     """v ↦ H v for the Hessian of a scalar function of a pytree, on flattened vectors."""
     flat, unravel = ravel_pytree(point)
-    gradient = jax.grad(lambda vector: function(unravel(vector)))
-    return lambda vector: jax.jvp(gradient, (flat,), (vector,))[1]
+    # linearised once: a product then costs the tangent alone
+    return jax.linearize(jax.grad(lambda vector: function(unravel(vector))), flat)[1]
 
 
 def lanczos(
@@ -38,44 +38,47 @@ def lanczos(
     their multiplicity, and with `steps >= size` all of them. The ends of the spectrum converge
     first. Runs under `jit` and `vmap`; dtype is that of JAX's default float.
     """
+    diagonal, beta, basis = _krylov(product, size, key, steps)
+    count = diagonal.shape[0]
+    values, coordinates = jnp.linalg.eigh(_tridiagonal(diagonal, beta))
+    last = jnp.where(count == size, 0.0, beta[-1])
+    residuals = jnp.abs(coordinates[-1]) * last
+    return Ritz(values[::-1], residuals[::-1], (coordinates.T @ basis)[::-1])
+
+
+def _krylov(
+    product: Callable[[Array], Array], size: int, key: PRNGKeyArray, steps: int
+) -> tuple[Float[Array, " m"], Float[Array, " m"], Float[Array, "m n"]]:
+    """Diagonal and off-diagonal of the tridiagonal matrix, and the orthonormal basis."""
     if steps < 1 or size < 1:
         raise ValueError(f"Lanczos needs at least one step and one dimension, got {steps}, {size}")
     count = min(steps, size)
     draws = jax.random.normal(key, (count + 1, size))
     eps = jnp.finfo(draws.dtype).eps
 
-    def orthogonalise(vector: Array, basis: Array) -> Array:
-        for _ in range(2):  # the second pass removes what rounding left of the first
-            vector = vector - (basis @ vector) @ basis
-        return vector
-
-    def fresh(index: Array, basis: Array) -> Array:
-        vector = orthogonalise(draws[index], basis)
-        return vector / jnp.maximum(jnp.linalg.norm(vector), jnp.finfo(draws.dtype).tiny)
-
     def step(carry: tuple, index: Array) -> tuple[tuple, tuple]:
         basis, current, scale = carry
         basis = basis.at[index].set(current)
         image = product(current)
         diagonal = current @ image
-        rest = orthogonalise(image, basis)
-        beta = jnp.linalg.norm(rest)
+        rest = image - (basis @ image) @ basis
         scale = jnp.maximum(scale, jnp.linalg.norm(image))
-        closed = beta <= 10 * size**0.5 * eps * scale
-        beta = jnp.where(closed, 0, beta)
-        following = jnp.where(
-            closed, fresh(index + 1, basis), rest / jnp.where(closed, 1, jnp.linalg.norm(rest))
-        )
-        return (basis, following, scale), (diagonal, beta)
+        closed = jnp.linalg.norm(rest) <= 10 * size**0.5 * eps * scale
+        following = jnp.where(closed, draws[index + 1], rest)
+        # the second pass removes what rounding left of the first
+        following = following - (basis @ following) @ basis
+        norm = jnp.linalg.norm(following)
+        following = following / jnp.maximum(norm, jnp.finfo(draws.dtype).tiny)
+        return (basis, following, scale), (diagonal, jnp.where(closed, 0, norm))
 
     empty = jnp.zeros((count, size), draws.dtype)
     start = (empty, draws[0] / jnp.linalg.norm(draws[0]), jnp.zeros((), draws.dtype))
     (basis, _, _), (diagonal, beta) = jax.lax.scan(step, start, jnp.arange(count))
-    triangle = jnp.diag(diagonal) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
-    values, coordinates = jnp.linalg.eigh(triangle)
-    last = jnp.where(count == size, 0.0, beta[-1])
-    residuals = jnp.abs(coordinates[-1]) * last
-    return Ritz(values[::-1], residuals[::-1], (coordinates.T @ basis)[::-1])
+    return diagonal, beta, basis
+
+
+def _tridiagonal(diagonal: Float[Array, " m"], beta: Float[Array, " m"]) -> Float[Array, "m m"]:
+    return jnp.diag(diagonal) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
 
 
 def top_eigenvalues(
@@ -87,4 +90,5 @@ def top_eigenvalues(
     steps: int = 40,
 ) -> Float[Array, " k"]:
     """The `count` largest eigenvalues by `lanczos`; the first is the sharpness of a Hessian."""
-    return lanczos(product, size, key, steps=max(steps, count)).values[:count]
+    diagonal, beta, _ = _krylov(product, size, key, max(steps, count))
+    return jnp.linalg.eigvalsh(_tridiagonal(diagonal, beta))[::-1][:count]

@@ -12,9 +12,8 @@ import math
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, SupportsIndex
+from typing import Any, Self
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -23,6 +22,7 @@ from iclflow.diagnostics.checkpoints.layouts import find_layout
 from iclflow.diagnostics.checkpoints.matrices import MatrixTable
 from iclflow.diagnostics.checkpoints.measures import NEED_REFERENCE, Plan, Table
 from iclflow.diagnostics.stages import Stages, find_stages
+from iclflow.diagnostics.watching import Line, named_arrays, scalar_loss
 
 BINS = 32  # of the loss, in a factor e of steps
 PENDING = 256  # losses kept on the device before they are read
@@ -71,8 +71,13 @@ class Monitor:
                 f"{', '.join(ahead)} needs the last checkpoint, which a running job does not have; "
                 f"use step_distance, or measure saved checkpoints"
             )
-        if per_decade < 1:
-            raise ValueError(f"per_decade must be at least 1, got {per_decade}")
+        if isinstance(measures, str):
+            raise ValueError(f"measures must be a list of names, got the string {measures!r}")
+        for name, value in (("per_decade", per_decade), ("rank", rank), ("largest", largest)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not budget > 0:
+            raise ValueError(f"budget is a share of the time and must be above 0, got {budget}")
         self.plan = Plan(tuple(measures), rank, drop)
         self.matrices, self.largest = tuple(matrices), largest
         self.ratio, self.budget = 10 ** (1 / per_decade), budget
@@ -87,19 +92,19 @@ class Monitor:
         self._pending: list[tuple[int, Any]] = []
         self._bins: dict[int, tuple[float, float, int]] = {}  # bin -> sums of step, loss, count
         self._stages: Stages | None = None
-        self._line = _Line() if live else None
+        self._line = Line() if live else None
 
-    def due(self, step: SupportsIndex) -> bool:
+    def due(self, step: Any) -> bool:
         """Whether weights would be measured at this step."""
-        if operator.index(step) < self.next_step:
+        if _whole(step) < self.next_step:
             return False
         if self.started is None:
             return True
         return self.spent <= self.budget * (self.stopwatch() - self.started)
 
-    def __call__(self, step: SupportsIndex, *, loss: Any = None, weights: Any = None) -> None:
+    def __call__(self, step: Any, *, loss: Any = None, weights: Any = None) -> None:
         """Note the loss of a step, and measure the weights if it is their turn."""
-        step = operator.index(step)
+        step = _whole(step)
         if self.last_step is not None and step < self.last_step:
             raise ValueError(
                 f"steps must not go back, got {step} after {self.last_step}; "
@@ -109,8 +114,7 @@ class Monitor:
         if self.started is None:
             self.started = self.stopwatch()
         if loss is not None:
-            # a graph must not be kept alive, and reading a device's number at once would stall it
-            self._pending.append((step, loss.detach() if hasattr(loss, "detach") else loss))
+            self._pending.append((step, scalar_loss(step, loss)))
             if len(self._pending) >= PENDING:
                 self._read_losses()
         if weights is not None and self.due(step):
@@ -130,7 +134,7 @@ class Monitor:
         """One line: step, loss, plateau, drops, mean of each measure."""
         stages = self.stages()
         curve = self._curve()
-        parts = [f"step {self.last_step}"]
+        parts = ["no step yet" if self.last_step is None else f"step {self.last_step}"]
         if curve.size:
             parts.append(f"loss {curve[-1, 1]:.4g}")
         if stages.drops:
@@ -214,48 +218,15 @@ class Monitor:
         return np.array(rows, float).reshape(-1, 2)
 
 
-def named_arrays(weights: Any) -> Mapping[str, Any]:
-    """Arrays by name from a mapping, a pytree, or a function that returns one."""
-    if callable(weights):
-        weights = weights()
-    if isinstance(weights, Mapping) and all(hasattr(v, "shape") for v in weights.values()):
-        return {str(name): value for name, value in weights.items()}
-    leaves = jax.tree_util.tree_flatten_with_path(weights)[0]
-    named = {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
-        for path, leaf in leaves
-        if hasattr(leaf, "shape")
-    }
-    if not named:
-        raise ValueError(
-            f"weights hold no arrays, got {type(weights).__name__}; pass a state_dict, a pytree or "
-            f"named arrays"
-        )
-    return named
-
-
-class _Line:
-    """One line that is rewritten in place, at most twice a second."""
-
-    def __init__(self) -> None:
-        from rich.live import Live  # only when asked for
-
-        self.live = Live("", auto_refresh=False)
-        self.shown: float | None = None
-
-    def stale(self, now: float) -> bool:
-        if self.shown is None or now - self.shown > 0.5:
-            self.shown = now
-            return True
-        return False
-
-    def show(self, text: str) -> None:
-        if not self.live.is_started:
-            self.live.start()
-        self.live.update(text, refresh=True)
-
-    def close(self) -> None:
-        self.live.stop()
+def _whole(step: Any) -> int:
+    """A step as a whole number, not negative."""
+    try:
+        number = operator.index(step)
+    except TypeError:
+        raise ValueError(f"a step must be a whole number, got {step!r}") from None
+    if number < 0:
+        raise ValueError(f"steps count from 0, got {number}")
+    return number
 
 
 class TrainerCallback:

@@ -23,7 +23,7 @@ def effective_rank(values: Float[Array, " k"]) -> Float[Array, ""]:
     total = jnp.sum(values)
     share = values / jnp.where(total > 0, total, 1)
     entropy = -jnp.sum(jax.scipy.special.xlogy(share, share))
-    return jnp.where(total > 0, jnp.exp(entropy), 0).astype(values.dtype)
+    return jnp.where(total == 0, 0, jnp.exp(entropy)).astype(values.dtype)  # NaN stays NaN
 
 
 def stable_rank(values: Float[Array, " k"]) -> Float[Array, ""]:

@@ -128,6 +128,8 @@ class Descent(AbstractDynamics):
         updates, optimiser = transformation.update(
             gradient, run.optimiser, eqx.filter(run.model, eqx.is_inexact_array)
         )
+        # A rate in double precision must not lift weights in single precision out of it.
+        updates = jax.tree.map(lambda u, g: u.astype(g.dtype), updates, gradient)
         model = eqx.apply_updates(run.model, updates)
         running = run.result == RESULTS.finished
         healthy = running & (value < run.bound)  # False for NaN too

@@ -12,9 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array
+from scipy.integrate import solve_ivp
 
 from iclflow.diagnostics import find_stages
-from iclflow.dynamics import Descent, Flow
+from iclflow.dynamics import Descent
 from iclflow.experiments.abrupt_drop_claims import abrupt_drop_claims
 from iclflow.experiments.base import Claim, Progress
 from iclflow.experiments.four_inputs import (
@@ -40,6 +43,7 @@ from iclflow.losses import Moments, Population, Sequences
 from iclflow.models import MLP, Merged
 from iclflow.published import Options, PublishedInitialiser
 from iclflow.simulation import simulate
+from iclflow.sweeping import draw_model
 from iclflow.task import Task
 from iclflow.theory.conserved import conservation_drift, conserved_quantities
 from iclflow.theory.plateaus import plateau_losses
@@ -215,7 +219,8 @@ def _solutions(loss: Moments, population: Population, final: np.ndarray) -> dict
 def _equivalence(task: Task) -> dict[str, Variable]:
     """ATTN_M and MLP trained through independent code, on prompts: no shared features."""
     loss = Sequences.sample(task, CHECK_SEQUENCES, jax.random.key(5))
-    model = Merged.initialiser(task, heads=HEADS, scale=CHECK_SCALE)(jax.random.key(0))
+    model = draw_model(Merged.initialiser(task, heads=HEADS, scale=CHECK_SCALE), jax.random.key(0))
+    assert isinstance(model, Merged)
     descent = Descent(CHECK_RATE, CHECK_STEPS)
     curves = [simulate(loss, m, descent).loss for m in (model, MLP.from_attention(model))]
     return {
@@ -228,24 +233,52 @@ def _white() -> dict[str, Variable]:
     """White inputs, Λ = I/D: gradient flow against the closed form (15); conservation (17)."""
     task = Task(np.full(4, 0.25), CONTEXT)
     population = Population(task)
-    model = Merged.initialiser(task, heads=HEADS, scale=WHITE_SCALE)(jax.random.key(0))
+    model = draw_model(Merged.initialiser(task, heads=HEADS, scale=WHITE_SCALE), jax.random.key(0))
+    assert isinstance(model, Merged)
     time = np.linspace(0, WHITE_TIME, 241)
-    run = simulate(population, model, Flow(WHITE_TIME), saveat=time, record=["loss", "weights"])
+    loss, weights = _integrated(population, model, time)
     course = WhiteCourse(population, model)
-    strength = logistic_strength(time, jnp.sum(model.values**2), course.rate, course.saturation)
-    paper = course.power - 2 * course.rate * strength + course.saturation * strength**2
-    weights = run["weights"]
+    power, rate, saturation = (float(a) for a in (course.power, course.rate, course.saturation))
+    small = np.sum(np.asarray(model.values) ** 2)
+    strength = np.asarray(logistic_strength(time, small, rate, saturation))
+    paper = power - 2 * rate * strength + saturation * strength**2
+    return {
+        "white_time": (("white",), time, "t/τ, white inputs"),
+        "white_loss": (("white",), loss, "gradient flow, white inputs, w = 1e-3"),
+        "white_theory": (("white",), course.loss(time), "closed form (15), s(0) of E2"),
+        "white_paper": (("white",), paper, "closed form (15), s(0) = |w₂(0)|²"),
+        "conserved_drift": (
+            ("white",),
+            _drift(weights),
+            "largest change of w₂w₂ᵀ - W₁W₁ᵀ (17)",
+        ),
+    }
+
+
+def _integrated(
+    population: Population, model: Merged, time: np.ndarray
+) -> tuple[np.ndarray, dict[str, Array]]:
+    """The gradient flow by SciPy: another solver than `Flow`, and little to compile."""
+    start, build = ravel_pytree(model)
+    whole = jax.jit(jax.value_and_grad(lambda flat: population(build(flat))))
+
+    def slope(t: float, flat: np.ndarray) -> np.ndarray:
+        return -np.asarray(whole(flat)[1]) / 2  # τ dW/dt = -½ ∂L/∂W (10)
+
+    span, small = (time[0], time[-1]), 1e-2 * SOLVER * WHITE_SCALE
+    found = solve_ivp(slope, span, np.asarray(start), "DOP853", time, rtol=SOLVER, atol=small)
+    states = jnp.asarray(found.y.T)
+    models = jax.jit(jax.vmap(build))(states)
+    loss = np.array([whole(flat)[0] for flat in found.y.T])
+    return loss, {"values": models.values, "merged": models.merged}
+
+
+@eqx.filter_jit
+def _drift(weights: dict[str, Array]) -> Array:
     series = jax.vmap(lambda v, u: conserved_quantities(Merged(values=v, merged=u)))(
         weights["values"], weights["merged"]
     )
-    drift = conservation_drift(series)["value_merged"]
-    return {
-        "white_time": (("white",), time, "t/τ, white inputs"),
-        "white_loss": (("white",), run.loss, "gradient flow, white inputs, w = 1e-3"),
-        "white_theory": (("white",), course.loss(time), "closed form (15), s(0) of E2"),
-        "white_paper": (("white",), paper, "closed form (15), s(0) = |w₂(0)|²"),
-        "conserved_drift": (("white",), drift, "largest change of w₂w₂ᵀ - W₁W₁ᵀ (17)"),
-    }
+    return conservation_drift(series)["value_merged"]
 
 
 def claims(data: xr.Dataset) -> list[Claim]:

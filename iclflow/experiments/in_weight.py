@@ -18,7 +18,7 @@ from iclflow.dynamics import Descent
 from iclflow.experiments.base import Progress
 from iclflow.experiments.four_inputs import CONTEXT, QUICK_SEQUENCES, SEQUENCES
 from iclflow.experiments.in_weight_claims import claims_fig5, claims_fig10
-from iclflow.experiments.runs import MARKS, Variable, clock, labelled
+from iclflow.experiments.runs import MARKS, Variable, clock, labelled, long_running
 from iclflow.linalg import packed_pairs
 from iclflow.losses import Moments, population_moments
 from iclflow.models import Blocks, Merged
@@ -127,7 +127,7 @@ def _initial(task: Task) -> Merged:
     return eqx.tree_at(lambda m: m.merged, model, model.merged * SIZE)
 
 
-@eqx.filter_jit
+@long_running
 def _train(
     losses: Moments, tests: dict[str, Moments], model: Merged, marks: Int[Array, " T"]
 ) -> dict[str, Array]:

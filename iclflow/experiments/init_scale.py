@@ -30,25 +30,27 @@ THEORY_SCALES = (1e-6, 1e-5, 1e-4, 1e-3)  # separate: the staircase alone
 SMALL_SCALES, SMALL_RATE, SMALL_STEPS = (0.01, 0.03, 0.1), 0.4, 120_000
 LARGE_SCALES, LARGE_RATE, LARGE_STEPS = (0.3, 1.0, 3.0), 0.02, 120_000
 SHOWN_SEED = 2
+QUICK_SEEDS = 3
 LAZY = -1  # the last merged scale
 
 
 def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Dataset:
     """Loss over training for every scale, one seed; times of the drops, all seeds.
 
-    In the population, so there is nothing to make smaller: the quick form is the same.
+    In the population; the quick form has fewer seeds.
     """
     report = progress or (lambda done, total: None)
     report(0, 3)
-    variables = _merged()
+    seeds = QUICK_SEEDS if quick else SEEDS
+    variables = _merged(seeds)
     report(1, 3)
-    variables |= _separate()
+    variables |= _separate(seeds)
     report(3, 3)
     coordinates = {
         "merged_scale": list(MERGED_SCALES),
         "separate_scale": [*SMALL_SCALES, *LARGE_SCALES],
         "theory_scale": list(THEORY_SCALES),
-        "seed": np.arange(SEEDS),
+        "seed": np.arange(seeds),
     }
     settings = {
         "figure": "initialisation scale",
@@ -67,29 +69,29 @@ def _stacked(one: Any, scales: tuple[float, ...]) -> Any:
     """The models of all seeds at all scales: a seed's weights differ by a factor only."""
 
     def scaled(a: Array) -> Array:
-        whole = jnp.asarray(scales).reshape(-1, *([1] * a.ndim)) * a[None]
-        return whole.reshape(-1, *a.shape[1:])
+        whole = np.multiply.outer(scales, np.asarray(a))
+        return jnp.asarray(whole.reshape(-1, *a.shape[1:]))
 
     return jax.tree.map(scaled, one)
 
 
-def _merged() -> dict[str, Variable]:
+def _merged(seeds: int) -> dict[str, Variable]:
     task = four_input_task()
     population = Population(task)
     init = Merged.initialiser(task, heads=MERGED_HEADS, scale=1.0)
-    models = _stacked(draw(init, range(SEEDS)), MERGED_SCALES)
+    models = _stacked(draw(init, range(seeds)), MERGED_SCALES)
     marks = _marks(MERGED_STEPS)
     loss = train(population, models, MERGED_RATE, marks)["loss"]
-    loss = loss.reshape(len(MERGED_SCALES), SEEDS, -1)
+    loss = loss.reshape(len(MERGED_SCALES), seeds, -1)
     time = 2 * MERGED_RATE * marks
     levels = np.asarray(plateau_losses(task))[[0, -1]]
     half = [[first_crossing(time, row, levels.mean()) for row in rows] for rows in loss]
     predicted = np.full(len(MERGED_SCALES), np.nan)
     for i, scale in enumerate(MERGED_SCALES):
         if scale < 1:  # the reduced flow is the limit of small weights
-            model = at(models, i * SEEDS + SHOWN_SEED)
+            model = at(models, i * seeds + SHOWN_SEED)
             predicted[i] = merged_half_time(population, model, tolerance=1e-8)
-    lazy = at(models, (len(MERGED_SCALES) + LAZY) * SEEDS + SHOWN_SEED)
+    lazy = at(models, (len(MERGED_SCALES) + LAZY) * seeds + SHOWN_SEED)
     return {
         "merged_time": (("merged_mark",), time, "t/τ"),
         "merged_loss": (("merged_scale", "merged_mark"), loss[:, SHOWN_SEED], "loss, merged"),
@@ -132,10 +134,10 @@ def _lazy_loss(population: Population, model: Merged, time: np.ndarray) -> np.nd
     return least + np.sum((off * np.exp(-np.outer(time, rates))) ** 2, axis=1)
 
 
-def _separate() -> dict[str, Variable]:
+def _separate(seeds: int) -> dict[str, Variable]:
     task = four_input_task()
     population = Population(task)
-    unit = draw(Separate.initialiser(task, heads=SEPARATE_HEADS, scale=1.0), range(SEEDS))
+    unit = draw(Separate.initialiser(task, heads=SEPARATE_HEADS, scale=1.0), range(seeds))
     levels = np.asarray(plateau_losses(task))
     middle = (levels[:-1] + levels[1:]) / 2
     curves, clocks, drops = [], [], []
@@ -147,12 +149,12 @@ def _separate() -> dict[str, Variable]:
         loss = train(population, _stacked(unit, scales), rate, marks)["loss"]
         time = 2 * rate * marks
         times = [[first_crossing(time, row, m) for m in middle] for row in loss]
-        drops.append(np.reshape(times, (len(scales), SEEDS, -1)))
-        curves.append(loss.reshape(len(scales), SEEDS, -1)[:, SHOWN_SEED])
+        drops.append(np.reshape(times, (len(scales), seeds, -1)))
+        curves.append(loss.reshape(len(scales), seeds, -1)[:, SHOWN_SEED])
         clocks.append(np.tile(time, (len(scales), 1)))
     starts = [_stacked(unit, (scale,)) for scale in THEORY_SCALES]
     stairs = [
-        [staircase(population, at(models, s), probes=0) for s in range(SEEDS)] for models in starts
+        [staircase(population, at(models, s), probes=0) for s in range(seeds)] for models in starts
     ]
     shown = [rows[SHOWN_SEED] for rows in stairs]
     theory_time = np.stack([np.geomspace(1e-3, 1.5, 2 * MARKS) * s.times[-1] for s in shown])

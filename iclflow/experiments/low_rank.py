@@ -5,7 +5,7 @@ where a new head must escape, at m = 0, R, 2R, … learned modes (Section 5, App
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -26,7 +26,7 @@ from iclflow.experiments.four_inputs import (
     four_input_task,
 )
 from iclflow.experiments.low_rank_claims import claims_fig4, claims_fig8, claims_fig9
-from iclflow.experiments.runs import Variable, first_crossing, labelled
+from iclflow.experiments.runs import Variable, first_crossing, labelled, long_running
 from iclflow.losses import Moments, Population
 from iclflow.models import Blocks, Separate, SeparateInitialiser
 from iclflow.models.base import AbstractInitialiser
@@ -52,6 +52,7 @@ SIZE, HEADS = 8, 9
 RANKS = {"fig4": (1, 2, 4, 8), "fig9": (3, 5, 6, 7)}
 ROTATION_KEY = 8
 QUICK_SEEDS = 1
+POINTS, QUICK_POINTS = 181, 81  # save points, twice: even in time, and in its logarithm
 # Training time t/τ: until all, or nearly all, of the six seeds have learned the D modes.
 ENDS = {1: 1.2e5, 2: 4.6e4, 3: 4e4, 4: 2.2e4, 5: 3.6e4, 6: 4e4, 7: 5.2e4, 8: 3e3}
 
@@ -122,7 +123,7 @@ def _ranks(name: str, quick: bool, progress: Progress | None) -> xr.Dataset:
     start = padded(task, HEADS, SIZE, SCALE)
     found = []
     for i, rank in enumerate(RANKS[name]):
-        found.append(_train(loss, start, [rank], seeds, _marks(ENDS[rank])))
+        found.append(_train(loss, start, [rank], seeds, _marks(ENDS[rank], quick), _long_flow))
         if progress is not None:
             progress(i + 1, len(RANKS[name]))
     runs = {name: np.concatenate([run[name] for run in found]) for name in found[0]}
@@ -134,7 +135,8 @@ def compute_fig8(*, quick: bool = False, progress: Progress | None = None) -> xr
     seeds, sequences = (2, QUICK_SEQUENCES) if quick else (SEEDS, SEQUENCES)
     task = four_input_task()
     start = padded(task, HEADS_8, max(RANKS_8), SCALE_8)
-    runs = _train(four_input_moments(quick), start, RANKS_8, seeds, _marks(END_8, 20.0))
+    marks = _marks(END_8, quick, 20.0)
+    runs = _train(four_input_moments(quick), start, RANKS_8, seeds, marks, _brief_flow)
     data = _labelled("fig8", runs, task, WINDOW_8, sequences, SCALE_8)
     times, values, final = [], [], []
     for i, rank in enumerate(RANKS_8):
@@ -175,15 +177,15 @@ def _train(
     ranks: Sequence[int],
     seeds: int,
     marks: Float[np.ndarray, " T"],
+    flow: Callable[..., dict[str, Array]],
 ) -> dict[str, np.ndarray]:
     """Loss, values [rank, seed, point] and the clock [rank, point] of all seeds, together."""
     keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
-    record = _flow(loss, start, jnp.asarray(ranks), keys, jnp.asarray(marks))
+    record = flow(loss, start, jnp.asarray(ranks), keys, jnp.asarray(marks))
     clock = np.broadcast_to(marks, (len(ranks), len(marks)))
     return {"clock": clock, **{name: np.asarray(value) for name, value in record.items()}}
 
 
-@eqx.filter_jit
 def _flow(
     loss: Moments,
     start: PaddedInitialiser,
@@ -199,6 +201,9 @@ def _flow(
     return jax.vmap(lambda rank: jax.vmap(lambda key: one(rank, key))(keys))(ranks)
 
 
+_brief_flow, _long_flow = eqx.filter_jit(_flow), long_running(_flow)
+
+
 def _final_values(task: Task, rank: int) -> Float[np.ndarray, " H"]:
     """v = (Σ_{d∈T} m_d)^(1/3) of heads that hold R modes each in order (E9), largest first."""
     point = FixedPoint.of(task, range(task.size))
@@ -206,9 +211,10 @@ def _final_values(task: Task, rank: int) -> Float[np.ndarray, " H"]:
     return np.sort(np.abs(np.asarray(model.values)[:, 0, 0]))[::-1]
 
 
-def _marks(end: float, first: float = 300.0) -> Float[np.ndarray, " T"]:
+def _marks(end: float, quick: bool, first: float = 300.0) -> Float[np.ndarray, " T"]:
     """Save points that show early drops and late ones: even in the logarithm, and in time."""
-    grids = [[0.0], np.geomspace(first, end, 220), np.linspace(first, end, 182)[1:-1]]
+    count = QUICK_POINTS if quick else POINTS
+    grids = [[0.0], np.geomspace(first, end, count + 39), np.linspace(first, end, count + 1)[1:-1]]
     return np.sort(np.concatenate(grids))
 
 

@@ -4,7 +4,7 @@
 more than running, and equal shapes (the number of marks above all) share one compilation.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -22,6 +22,12 @@ from iclflow.simulation import simulate
 
 MARKS = 600  # save points of every run
 Variable = tuple[tuple[str, ...], Any, str]  # dims, values, long name
+
+
+def long_running(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`filter_jit` of what runs for seconds: optimised also where a process compiles sparingly."""
+    options = {"compiler_options": {"xla_backend_optimization_level": 2}}
+    return eqx.filter_jit(function, **options)  # pyright: ignore
 
 
 def spread(last: int, first: float = 1 / 100) -> np.ndarray:
@@ -46,7 +52,8 @@ def _draw(init: AbstractInitialiser, keys: Key[Array, " S"]) -> AbstractModel:
 
 def at(models: Any, index: int) -> Any:
     """One of the stacked models."""
-    return jax.tree.map(lambda a: a[index] if eqx.is_array(a) else a, models)
+    take = lambda a: jnp.asarray(np.asarray(a)[index])  # noqa: E731, in NumPy: nothing to compile
+    return jax.tree.map(lambda a: take(a) if eqx.is_array(a) else a, models)
 
 
 def train(
@@ -58,7 +65,7 @@ def train(
     return {name: np.asarray(values) for name, values in found.items()}
 
 
-@eqx.filter_jit
+@long_running
 def _train(loss: Any, models: Any, rate: Any, marks: Any) -> Any:
     # The marks say when to stop, so that runs of different lengths share one compilation.
     dynamics = Descent(rate, 0)

@@ -34,6 +34,7 @@ from iclflow.experiments.saddle_to_saddle_claims import staircase_claims
 from iclflow.losses import Population, Sequences
 from iclflow.models import Blocks, ConvNet, Separate
 from iclflow.simulation import simulate
+from iclflow.sweeping import draw_model
 from iclflow.task import Task
 from iclflow.theory.modes import Modes
 from iclflow.theory.plateaus import plateau_losses
@@ -243,7 +244,9 @@ def _shown(variables: dict[str, Variable], modes: Modes) -> dict[str, Variable]:
 def _equivalence(task: Task) -> dict[str, Variable]:
     """ATTN_S and the convolutional network trained through independent code, on prompts."""
     loss = Sequences.sample(task, CHECK_SEQUENCES, jax.random.key(5))
-    model = Separate.initialiser(task, heads=HEADS, scale=CHECK_SCALE)(jax.random.key(0))
+    init = Separate.initialiser(task, heads=HEADS, scale=CHECK_SCALE)
+    model = draw_model(init, jax.random.key(0))
+    assert isinstance(model, Separate)
     descent = Descent(RATE, CHECK_STEPS)
     curves = [simulate(loss, m, descent).loss for m in (model, ConvNet.from_attention(model))]
     return {

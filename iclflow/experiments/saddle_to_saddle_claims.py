@@ -54,7 +54,7 @@ def _function_claims(data: xr.Dataset) -> list[Claim]:
         ),
         below(
             "plateau-levels-population",
-            "The same without sampling noise",
+            "The loss on plateau m is L(M_m), without sampling noise",
             "(24)",
             float(exact),
             scale**2,
@@ -174,7 +174,7 @@ def _weight_claims(data: xr.Dataset) -> list[Claim]:
         ),
         near(
             "key-query-alignment-worst",
-            "The same without exception: smallest |cos| over seeds, plateaus and heads",
+            "Without exception: smallest |cos| of a key or query with its eigenvector, all seeds",
             "(25), Fig. 3c",
             1.0,
             smallest,
@@ -233,7 +233,7 @@ def _time_claims(data: xr.Dataset) -> list[Claim]:
         ),
         below(
             "separate-duration-order",
-            "The same as an order of magnitude: median |log₁₀| of predicted over measured",
+            "A plateau lasts about τ/(λ² v): median |log₁₀| of predicted over measured",
             "(68)(73)",
             float(np.median(np.abs(np.log10(ratio)))),
             0.5,

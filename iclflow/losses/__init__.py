@@ -11,7 +11,7 @@ from iclflow.losses.moments import Moments
 from iclflow.losses.population import Population
 from iclflow.losses.population_moments import population_moments
 from iclflow.losses.sequences import Sequences
-from iclflow.losses.stochastic import Fresh, Minibatch
+from iclflow.losses.stochastic import Fresh, Minibatch, PoolPass
 
 __all__ = [
     "AbstractFeatureMap",
@@ -21,6 +21,7 @@ __all__ = [
     "FullFeatures",
     "Minibatch",
     "Moments",
+    "PoolPass",
     "Population",
     "ReducedFeatures",
     "Sequences",

@@ -1,4 +1,4 @@
-"""What a loss is: mean squared error of a model, known at some level of exactness."""
+"""What a loss is: the error of a model, known at some level of exactness."""
 
 import abc
 from typing import Self
@@ -10,7 +10,10 @@ from iclflow.models import AbstractModel
 
 
 class AbstractLoss(eqx.Module):
-    """L = E|y_q - ŷ_q|² (9), with no factor ½: a pytree of arrays, built once from a task."""
+    """A number to descend, as a pytree of arrays that is built once from a task.
+
+    For prompts L = E|y_q - ŷ_q|² (9), with no factor ½; for tokens the cross-entropy.
+    """
 
     @abc.abstractmethod
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:

@@ -1,6 +1,7 @@
 """The loss in the limit of infinitely many sequences, from moments in closed form."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -97,12 +98,9 @@ def _closed_form(task: Task) -> tuple[Array, Array, Array, Array]:
 def _quartic(task: Task, tasks: Float[Array, "O D O D"]) -> Float[Array, "O D O D"]:
     """`E[x xᵀ W_pᵀ W_r x xᵀ]` from the fourth moment of the standardised inputs."""
     root = task.basis * jnp.sqrt(task.spectrum)[None, :]  # x = root z
-    inner = jnp.einsum("ai,oapb,bj->oipj", root, tasks, root)
-    rows = []
-    for o in range(task.outputs):
-        row = []
-        for p in range(task.outputs):
-            block = inner[o, :, p, :]
-            row.append(root @ task.inputs.quartic((block + block.T) / 2) @ root.T)
-        rows.append(jnp.stack(row, axis=1))
-    return jnp.stack(rows)
+    inner = jnp.einsum("ai,oapb,bj->opij", root, tasks, root)
+
+    def one(block: Float[Array, "D D"]) -> Float[Array, "D D"]:
+        return root @ task.inputs.quartic((block + block.T) / 2) @ root.T
+
+    return jnp.einsum("opdc->odpc", jax.vmap(jax.vmap(one))(inner))

@@ -47,9 +47,8 @@ def _moments(task: Task) -> Moments:
     a, b = rows[:, None, None, None], columns[:, None, None, None]
     a2, b2 = rows[None, :, None, None], columns[None, :, None, None]
     c, c2 = inputs[None, None, :, None], inputs[None, None, None, :]
-    zero = jnp.zeros(token)
-    four = gaussian_moment(padded, zero, a, b, c, c2)  # E[q_a q_b x_c x_c']
-    six = gaussian_moment(padded, zero, a, b, a2, b2, c, c2)
+    four = gaussian_moment(padded, None, a, b, c, c2)  # E[q_a q_b x_c x_c']
+    six = gaussian_moment(padded, None, a, b, a2, b2, c, c2)
     four2 = jnp.swapaxes(four, 0, 1)
 
     across = lengths.pairs_squared * pairs[a, b, a2, b2]

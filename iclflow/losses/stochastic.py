@@ -2,12 +2,15 @@
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from iclflow.distributions import TaskPool
 from iclflow.losses.base import AbstractLoss
 from iclflow.losses.features import Features
 from iclflow.losses.sequences import Sequences
 from iclflow.models import AbstractModel
+from iclflow.prompt import Prompt
 from iclflow.sampling import PromptSet
 from iclflow.task import Task
 
@@ -55,3 +58,43 @@ class Fresh(AbstractLoss):
     def draw(self, key: PRNGKeyArray) -> AbstractLoss:
         prompts = PromptSet(self.task, key, self.size)
         return Sequences(prompts.prompts(), self.task.lengths)
+
+
+class PoolPass(AbstractLoss):
+    """Each step descends the mean over all tasks of a pool, once each with new inputs: an epoch.
+
+    As `Fresh` on the same pool in the mean, without the noise of drawing tasks.
+    """
+
+    task: Task
+    evaluation: AbstractLoss
+
+    def __check_init__(self) -> None:
+        if not isinstance(self.task.tasks, TaskPool):
+            raise ValueError(
+                f"a pass over tasks needs a finite pool, got {type(self.task.tasks).__name__}; "
+                f"use Fresh, or tasks.pool(count, key)"
+            )
+
+    @property
+    def size(self) -> int:
+        """The number of tasks, and of prompts a step."""
+        assert isinstance(self.task.tasks, TaskPool)
+        return self.task.tasks.tasks.shape[0]
+
+    def __call__(self, model: AbstractModel) -> Float[Array, ""]:
+        return self.evaluation(model)
+
+    def admits(self, model: AbstractModel) -> str | None:
+        return self.evaluation.admits(model)
+
+    def draw(self, key: PRNGKeyArray) -> AbstractLoss:
+        assert isinstance(self.task.tasks, TaskPool)
+        members = self.task.tasks.tasks
+
+        def one(index: Array, member: Float[Array, "O D"]) -> Prompt:
+            draw = self.task.draw(jax.random.fold_in(key, index), False)
+            return self.task.prompt(eqx.tree_at(lambda d: d.task, draw, member))
+
+        prompts = jax.vmap(one)(jnp.arange(members.shape[0]), members)
+        return Sequences(prompts, self.task.lengths)

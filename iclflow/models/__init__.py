@@ -7,7 +7,7 @@ from iclflow.models.base import (
     AbstractModel,
     Blocks,
 )
-from iclflow.models.merged import Merged, MergedInitialiser
+from iclflow.models.merged import LinearTransformerInitialiser, Merged, MergedInitialiser
 from iclflow.models.networks import MLP, ConvNet, NetworkInitialiser
 from iclflow.models.separate import Separate, SeparateInitialiser
 from iclflow.models.softmax import Softmax, SoftmaxInitialiser
@@ -20,6 +20,7 @@ __all__ = [
     "AbstractModel",
     "Blocks",
     "ConvNet",
+    "LinearTransformerInitialiser",
     "Merged",
     "MergedInitialiser",
     "NetworkInitialiser",

@@ -1,7 +1,8 @@
-"""What a model is: a pytree of weights that predicts the query's label from one prompt."""
+"""What a model is: a pytree of weights that predicts from one input, mostly one prompt."""
 
 import abc
 import enum
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -23,11 +24,15 @@ class Blocks(enum.Enum):
 
 
 class AbstractModel(eqx.Module):
-    """A model predicts on ONE prompt; batches come from `jax.vmap`."""
+    """A model predicts on ONE input; batches come from `jax.vmap`.
+
+    The input is a `Prompt` and the output its ŷ_q; a transformer maps tokens to logits. Which of
+    them a loss can take, its `admits` says.
+    """
 
     @abc.abstractmethod
-    def __call__(self, prompt: Prompt) -> Float[Array, " O"]:
-        """The prediction ŷ_q."""
+    def __call__(self, prompt: Any) -> Array:
+        """The prediction."""
 
 
 class AbstractLinearModel(AbstractModel):
@@ -35,6 +40,10 @@ class AbstractLinearModel(AbstractModel):
 
     Token indices a, b run over the D inputs, then the O labels.
     """
+
+    @abc.abstractmethod
+    def __call__(self, prompt: Prompt) -> Float[Array, " O"]:
+        """The prediction ŷ_q."""
 
     @property
     @abc.abstractmethod
@@ -100,7 +109,10 @@ class AbstractAttention(AbstractLinearModel):
 
 
 class AbstractInitialiser(eqx.Module):
-    """key -> model at init scale w: every layer's expected squared norm is w², (34)(36)."""
+    """key -> model.
+
+    The linear models start at init scale w: every layer's expected squared norm is w², (34)(36).
+    """
 
     @abc.abstractmethod
     def __call__(self, key: PRNGKeyArray) -> AbstractModel:

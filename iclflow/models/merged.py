@@ -42,6 +42,39 @@ class Merged(AbstractAttention):
         require_positive(heads=heads)
         return MergedInitialiser(jnp.asarray(scale, float), heads, task.size, task.outputs, blocks)
 
+    @classmethod
+    def linear_transformer(
+        cls,
+        task: Task,
+        *,
+        scale: ArrayLike,
+        query_scale: ArrayLike | None = None,
+        spread: ArrayLike = 0.0,
+        blocks: Blocks = Blocks.FROZEN,
+    ) -> "LinearTransformerInitialiser":
+        """key -> the linear transformer of Mainali & Teixeira (2025): one head, D outputs.
+
+        f(Z) = Z + W^P (Z Zᵀ/N) W^Q Z (1), with `values` p₂, `merged` q₁, `value_inputs` p₁ and
+        `key_labels` q₂ (which, zero at first, are trained with `Blocks.FULL`).
+
+        - `scale`, `query_scale`: p₂ = scale · I and q₁ = query_scale · I, equal if omitted.
+        - `spread`: standard deviation of Gaussian noise on every entry of both; with scale 0 all
+          of the start.
+        """
+        if task.outputs != task.size:
+            raise ValueError(
+                f"the linear transformer has as many outputs as inputs, got {task.outputs} and "
+                f"{task.size}; give tasks=CommutingTasks.of(basis)"
+            )
+        second = scale if query_scale is None else query_scale
+        return LinearTransformerInitialiser(
+            scale=jnp.asarray(scale, float),
+            query_scale=jnp.asarray(second, float),
+            spread=jnp.asarray(spread, float),
+            size=task.size,
+            blocks=blocks,
+        )
+
     def reduce(self) -> Self:
         """The same weights without the blocks 𝐯 and 𝐮."""
         return type(self)(values=self.values, merged=self.merged)
@@ -65,6 +98,28 @@ class MergedInitialiser(AbstractInitialiser):
             * (self.scale / (outputs * heads**0.5)),
             merged=jax.random.normal(merged_key, (heads, size, size))
             * (self.scale / (size * heads**0.5)),
+            value_inputs=zeros,
+            key_labels=zeros,
+        )
+
+
+class LinearTransformerInitialiser(AbstractInitialiser):
+    """See `Merged.linear_transformer`; here a scale is an entry of the diagonal, not a norm."""
+
+    scale: Float[Array, ""]
+    query_scale: Float[Array, ""]
+    spread: Float[Array, ""]
+    size: int = eqx.field(static=True)
+    blocks: Blocks = eqx.field(static=True)
+
+    def __call__(self, key: PRNGKeyArray) -> Merged:
+        size = self.size
+        noise = self.spread * jax.random.normal(key, (2, 1, size, size))
+        identity = jnp.eye(size)[None]
+        zeros = jnp.zeros((1, size, size)) if self.blocks is Blocks.FULL else None
+        return Merged(
+            values=self.scale * identity + noise[0],
+            merged=self.query_scale * identity + noise[1],
             value_inputs=zeros,
             key_labels=zeros,
         )

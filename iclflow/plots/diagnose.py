@@ -1,12 +1,14 @@
 """What a model is doing over training: stages, algorithms and geometry; heads of checkpoints."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
 
@@ -16,12 +18,7 @@ _PALE = (*COLOURS[:6], "#F0E442", "0.55", "0.3", "0.75")
 
 
 def run_figure(found: xr.Dataset, *, title: str = "") -> Figure:
-    """Loss with the stages shaded; the algorithm strip; alignment; effective rank.
-
-    Time is logarithmic where the first drop would be squeezed against the left.
-    """
-    drops, end = found["drop_time"].values, float(found["time"][-1])
-    log = drops.size > 0 and float(drops[0]) < EARLY * end
+    """Loss with the stages shaded; the algorithm strip; alignment; effective rank."""
     with style():
         figure = Figure(figsize=(COLUMN * 1.6, COLUMN * 1.65))
         panels = figure.subplots(
@@ -34,12 +31,38 @@ def run_figure(found: xr.Dataset, *, title: str = "") -> Figure:
         panels[3].set_ylabel("effective\nrank")
         panels[3].set_ylim(0, None)
         panels[3].set_xlabel(found["time"].attrs.get("long_name", "time"))
-        times = found["time"].values
-        if log:
-            panels[3].set_xscale("log")
-        panels[3].set_xlim(times[times > 0][0] if log else 0, times[-1])
+        _clock_axis(panels[3], found)
         panels[0].set_title(title)
         figure.align_ylabels()
+    return figure
+
+
+def runs_figure(found: xr.Dataset, *, title: str = "") -> Figure:
+    """The losses of all seeds over the levels of the theory; a strip of algorithms for each."""
+    count = found.sizes["seed"]
+    colours = [COLOURS[i % len(COLOURS)] for i in range(count)]
+    with style():
+        figure = Figure(figsize=(COLUMN * 1.6, COLUMN * (1.05 + 0.08 * count)))
+        top, strips = figure.subplots(
+            2, 1, sharex=True, gridspec_kw={"height_ratios": (0.75, 0.05 + 0.08 * count)}
+        )
+        for i, colour in enumerate(colours):
+            top.plot(found["time"], found["loss"][i], color=colour, linewidth=0.9)
+        _levels(top, found["level_theory"].values)
+        top.set_ylabel("loss")
+        top.set_ylim(0, 1.08 * float(np.nanmax(found["loss"])))
+        top.set_title(title)
+        names = [n for n in dict.fromkeys(found["algorithm"].values.ravel().tolist()) if n]
+        for row in range(count):
+            _strip(strips, found.isel(seed=row), names, (row - 0.4, row + 0.4))
+        strips.set_ylim(count - 0.5, -0.5)
+        shown = np.unique(np.linspace(0, count - 1, min(count, 8)).round().astype(int))
+        strips.set_yticks(shown, [f"seed {found['seed'].values[k]}" for k in shown])
+        for label, k in zip(strips.get_yticklabels(), shown, strict=True):
+            label.set_color(colours[k])  # that of its loss curve
+        strips.set_xlabel(found["time"].attrs.get("long_name", "time"))
+        figure.legend(handles=_patches(names), loc="outside lower center", **_columns(names))
+        _clock_axis(strips, found)
     return figure
 
 
@@ -70,23 +93,46 @@ def _levels(axes: Axes, levels: np.ndarray) -> None:
 
 def plot_algorithms(axes: Axes, found: xr.Dataset) -> Axes:
     """A strip coloured by the best match, paler where its margin is small."""
-    names = found["algorithm"].values
-    seen = list(dict.fromkeys(names.tolist()))
-    times = found["time"].values
-    for i, name in enumerate(seen):
-        colour = _PALE[i % len(_PALE)]
-        axes.bar(0, 0, color=colour, label=name)
-        for k in np.flatnonzero(names[:-1] == name):
-            shade = 0.25 + 0.75 * float(found["margin"][k])
-            axes.axvspan(times[k], times[k + 1], color=colour, alpha=shade, linewidth=0)
+    names = list(dict.fromkeys(found["algorithm"].values.tolist()))
+    _strip(axes, found, names, (0.0, 1.0))
+    axes.set_ylim(0, 1)
     axes.set_yticks([])
     axes.set_ylabel("nearest\nalgorithm", rotation=0, ha="right", va="center")
-    columns = 5 if len(seen) < 6 and max(map(len, seen)) < 16 else 3
     axes.legend(
-        loc="upper center", bbox_to_anchor=(0.5, -0.05), ncols=columns, fontsize=6.5,
-        handlelength=1.0, columnspacing=1.2,
-    )  # fmt: skip
+        handles=_patches(names), loc="upper center", bbox_to_anchor=(0.5, -0.05), **_columns(names)
+    )
     return axes
+
+
+def _strip(
+    axes: Axes, found: xr.Dataset, names: Sequence[str], height: tuple[float, float]
+) -> None:
+    kept = np.isfinite(found["loss"].values)
+    times, match = found["time"].values[kept], found["algorithm"].values[kept]
+    margins = found["margin"].values[kept]
+    for k in range(len(times) - 1):
+        colour = _PALE[list(names).index(match[k]) % len(_PALE)]
+        shade = 0.25 + 0.75 * float(margins[k])
+        axes.fill_between(times[k : k + 2], *height, color=colour, alpha=shade, linewidth=0)
+
+
+def _patches(names: Sequence[str]) -> list[Patch]:
+    return [Patch(color=_PALE[i % len(_PALE)], label=name) for i, name in enumerate(names)]
+
+
+def _columns(names: Sequence[str]) -> dict[str, Any]:
+    few = len(names) < 6 and max(map(len, names)) < 16
+    return {"ncols": 5 if few else 3, "fontsize": 6.5, "handlelength": 1.0, "columnspacing": 1.2}
+
+
+def _clock_axis(axes: Axes, found: xr.Dataset) -> None:
+    """Time is logarithmic where the first drop would be squeezed against the left."""
+    times, drops = found["time"].values, found["drop_time"].values
+    first = float(np.nanmin(drops)) if np.isfinite(drops).any() else np.inf
+    log = first < EARLY * float(times[-1])
+    if log:
+        axes.set_xscale("log")
+    axes.set_xlim(times[times > 0][0] if log else 0, times[-1])
 
 
 def _alignment(axes: Axes, found: xr.Dataset) -> None:
@@ -95,7 +141,10 @@ def _alignment(axes: Axes, found: xr.Dataset) -> None:
             curve = found["alignment"][:, d]
             if bool(np.isfinite(curve).all()):
                 axes.plot(
-                    found["time"], curve, color=_PALE[d % len(_PALE)], label=f"$e_{{{d + 1}}}$"
+                    found["time"],
+                    curve,
+                    color=_PALE[(d + 1) % len(_PALE)],  # that of PCR-(d+1)
+                    label=f"$e_{{{d + 1}}}$",
                 )
         axes.set_ylabel("alignment\nof its head")
         if axes.lines:
@@ -162,14 +211,19 @@ def _curves(axes: Axes, data: xr.Dataset, measure: str) -> None:
             edge = j in (0, data.sizes["layer"] - 1)
             axes.plot(steps, curve, line, marker=".", markersize=3, color=colours(j),
                       label=label if few or edge else None)  # fmt: skip
-    for mark in data["mark"].values if "mark" in data else ():
-        axes.axvline(mark, color="0.8", linewidth=0.6, zorder=0)
+    if "mark" in data:
+        kinds = np.array([str(s).removeprefix("QK ").removeprefix("OV ")
+                          for s in data["mark_source"].values])  # fmt: skip
+        for kind, line in zip(dict.fromkeys(kinds.tolist()), ("-", ":", "-."), strict=False):
+            for i, mark in enumerate(data["mark"].values[kinds == kind]):
+                axes.axvline(mark, color="0.6", linewidth=0.7, linestyle=line, zorder=0,
+                             label=f"mark: {kind}" if i == 0 else None)  # fmt: skip
     if len(steps) > 2 and steps[-1] > 20 * max(steps[1], 1):
         axes.set_xscale("symlog", linthresh=max(steps[1], 1), linscale=0.4)
     axes.set_xlim(steps[0], steps[-1] if len(steps) > 1 else steps[0] + 1)
     axes.set_xlabel("step")
-    axes.set_ylabel("mean over heads")
-    axes.legend(ncols=2, fontsize=6, loc="best")
+    axes.set_ylabel(f"{data[measure].attrs.get('long_name', measure)}\nmean over heads")
+    axes.legend(ncols=3, fontsize=6, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 def _layer_colours(layers: int) -> Sequence[str]:
@@ -187,10 +241,10 @@ def curve_figure(found: xr.Dataset, *, title: str = "") -> Figure:
         if "predicted" in found:
             finite = found["predicted"].values[np.isfinite(found["predicted"].values).all(axis=1)]
             for low, middle, high in finite:
-                axes.axvspan(low, high, color=COLOURS[1], alpha=0.18, linewidth=0)
-                label = f"next drop, 10-90% of {found.attrs['starts']} starts"
-                axes.axvline(middle, color=COLOURS[1], linewidth=0.8, label=label)
-                axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0))
+                label = f"next drop by theory, 10–90% of {found.attrs['starts']} starts"
+                axes.axvspan(low, high, color=COLOURS[1], alpha=0.18, linewidth=0, label=label)
+                axes.axvline(middle, color=COLOURS[1], linewidth=0.8, label="their median")
+                axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
         axes.set_xlabel("step")
         axes.set_xlim(0, None)
         axes.set_title(title, loc="left")

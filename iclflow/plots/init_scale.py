@@ -89,8 +89,9 @@ def _times(axes: Axes, data: xr.Dataset) -> None:
         axes.plot(data["theory_scale"], theory.values[:, d], **{**THEORY, "color": colour})
         axes.annotate(
             f"$t_{d + 1}$", (float(data["theory_scale"][0]), float(theory[0, d])),
-            xytext=(-2, 0), textcoords="offset points", fontsize=6.5, color=colour, ha="right",
-            va="center",
+            # The first two drops come close together.
+            xytext=(-2, (-3, 3, 0, 0)[d]), textcoords="offset points", fontsize=6.5, color=colour,
+            ha="right", va="center",
         )  # fmt: skip
     axes.plot([], [], color="0.4", label="simulated", **dots)
     axes.plot([], [], label="predicted", **{**THEORY, "color": "0.4"})

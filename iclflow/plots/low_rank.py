@@ -26,7 +26,7 @@ def draw_fig4(data: xr.Dataset) -> Figure:
             if i >= 2:
                 axes.set_xlabel(r"training time $t/\tau$ ")
         handles = [
-            Line2D([], [], color=COLOURS[0], label=f"simulation, {data.sizes['seed']} seeds"),
+            Line2D([], [], color=COLOURS[0], label=_simulation(data.sizes["seed"])),
             Line2D([], [], **THEORY, label=r"$L(\mathcal{M}_m)$, $m$ a multiple of $R$"),
             Line2D([], [], color=_QUIET, linestyle=":", linewidth=0.7, label="other levels"),
         ]
@@ -118,3 +118,7 @@ def draw_fig8(data: xr.Dataset) -> Figure:
         ]
         figure.legend(handles=handles, loc="outside upper center", ncols=3)
     return figure
+
+
+def _simulation(seeds: int) -> str:
+    return f"simulation, {seeds} seeds" if seeds > 1 else "simulation, one seed"

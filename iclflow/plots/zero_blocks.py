@@ -26,6 +26,8 @@ def _power(axes: Axes, data: xr.Dataset, name: str, power: float, label: str, th
     axes.plot(counts, typical, "o-", color=COLOURS[0], markersize=4, label="geometric mean")
     axes.plot(counts, typical[-1] * (counts / counts[-1]) ** power, label=theory, **THEORY)
     axes.set_xscale("log")
+    axes.set_xticks(counts, [f"{int(count):,}" for count in counts])
+    axes.set_xticks([], minor=True)
     axes.set_yscale("log")
     axes.set_xlabel("training sequences $P$")
     axes.set_ylabel(label)

@@ -8,7 +8,6 @@ from iclflow.report.first_paper import FIRST_PAPER
 from iclflow.report.second_paper import SECOND_PAPER
 
 FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*FIRST_PAPER, *SECOND_PAPER)}
-GROUPS = tuple(dict.fromkeys(figure.group for figure in FIGURES.values() if figure.group))
 
 
 def choose(names: Sequence[str]) -> list[Figure]:
@@ -16,7 +15,8 @@ def choose(names: Sequence[str]) -> list[Figure]:
 
     `all`, or no name, is all of them but those of a group; a group's name is the figures in it.
     """
-    known = [*FIGURES, "all", *GROUPS]
+    groups = dict.fromkeys(figure.group for figure in FIGURES.values() if figure.group)
+    known = [*FIGURES, "all", *groups]
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)

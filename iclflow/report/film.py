@@ -30,6 +30,7 @@ def scene(runs: xr.Dataset, seed: int | None = None) -> xr.Dataset:
     The eigenvectors are those of the settings the run carries; a run without them is shown in the
     eigenvectors of its final effective weights. Attribute `basis` says which.
     """
+    runs = _as_attention(runs)
     run = _one(runs, seed)
     values = run["values"].values
     if values.ndim != 2:
@@ -66,6 +67,22 @@ def scene(runs: xr.Dataset, seed: int | None = None) -> xr.Dataset:
     return xr.Dataset(found, attrs={"basis": f"eigenvectors of the {shown}"}).assign_coords(
         time=("time", clock.values, named), part=("part", labels)
     )
+
+
+def _as_attention(runs: xr.Dataset) -> xr.Dataset:
+    """Weights of an equivalent linear network under the names of the attention that it is."""
+    if "kernels" in runs and "third" in runs:  # ConvNet
+        names = {"kernels": "keys", "second": "queries", "third": "values"}
+        return runs.rename_vars(names)
+    if "first" in runs and "second" in runs:  # MLP: row (c, d) of z is entry (d, c) of U
+        first = runs["first"]
+        size = round(first.sizes["feature"] ** 0.5)
+        index = np.arange(size**2).reshape(size, size).T
+        parts = [first.isel(feature=xr.DataArray(row, dims="column")) for row in index]
+        return runs.assign(
+            merged=xr.concat(parts, "row").transpose(..., "row", "column")
+        ).rename_vars({"second": "values"})
+    return runs
 
 
 def _one(runs: xr.Dataset, seed: int | None) -> xr.Dataset:

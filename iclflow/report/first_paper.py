@@ -149,7 +149,7 @@ FIRST_PAPER = (
         "zero_blocks", "zero_blocks:zero_blocks_figure",
         """The weights that read labels as inputs and inputs as labels stay zero in the population.
         On P sequences they grow to P^(-1/2), and lower the training loss by 1/P: measured at
-        convergence, eight datasets of each size.""",
+        convergence, 32 datasets of each size (16 in the quick form).""",
         """Two panels on logarithmic axes against the number of sequences: the size of the extra
         blocks falls with slope minus one half, the loss gained with slope minus one.""",
         data="four_inputs",

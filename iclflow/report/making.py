@@ -12,21 +12,17 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import xarray as xr
 
-from iclflow.dataset import content_key
+from iclflow.dataset import content_key, science
 from iclflow.experiments.base import Progress
 from iclflow.plots.style import save_figure
 from iclflow.report.entries import Figure, Source
 from iclflow.report.outcome import Outcome
 from iclflow.store import load, save
-
-_PACKAGE = Path(__file__).parents[1]
-_SHOWS = ("cli", "explorer", "plots", "report")  # parts of the package that data do not depend on
 
 
 def make(
@@ -41,8 +37,8 @@ def make(
     status = "reused" if reused else "computed"
     first, *others = figures
     return [
-        _draw(first, data, status, out, source.claims),
-        *(_draw(figure, data, status, out) for figure in others),
+        _draw(first, data, status, out, quick, source.claims),
+        *(_draw(figure, data, status, out, quick) for figure in others),
     ]
 
 
@@ -55,17 +51,6 @@ def data_key(source: Source, quick: bool) -> str:
     return content_key(
         {"experiment": source.name, "quick": quick, "code": code, "science": science()}
     )
-
-
-@cache
-def science() -> str:
-    """A hash of all code that data may depend on: a correction anywhere makes them anew."""
-    digest = hashlib.sha256()
-    for path in sorted(_PACKAGE.rglob("*.py")):
-        name = path.relative_to(_PACKAGE)
-        if name.parts[0] not in _SHOWS:
-            digest.update(f"{name.as_posix()}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
 
 
 def _data(
@@ -97,7 +82,12 @@ def _data(
 
 
 def _draw(
-    figure: Figure, data: xr.Dataset, status: str, out: Path, settle: str | None = None
+    figure: Figure,
+    data: xr.Dataset,
+    status: str,
+    out: Path,
+    quick: bool,
+    settle: str | None = None,
 ) -> Outcome:
     """The drawing of one figure, and the claims that the function `settle` settles."""
     began, claims, error = time.perf_counter(), (), ""
@@ -106,7 +96,8 @@ def _draw(
             claims = tuple(named(settle)(data))
         drawn = named(figure.draw)(data)
         for kind in ("pdf", "png"):
-            save_figure(drawn, out / "figures" / f"{figure.name}.{kind}")
+            save_figure(drawn, out / "figures" / f"{figure.name}.{kind}", draft=quick)
+            drawn.set_layout_engine("none")  # laid out once, the same in both
     except Exception as failure:
         status, error = "failed", reason(failure)
     return Outcome(

@@ -6,6 +6,7 @@ more to do than to wait.
 
 import multiprocessing
 import multiprocessing.connection
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -118,6 +119,7 @@ def next_work(waiting: Sequence[str], last: str | None, elsewhere: Sequence[str]
 
 def _serve(connection: Connection, out: Path, quick: bool) -> None:
     """A worker: experiments in, fractions done and outcomes out."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several to one GPU
     import jax
 
     from iclflow.report.making import make

@@ -27,6 +27,16 @@ from iclflow.theory.fixed_points import (
 )
 from iclflow.theory.hessian import hessian_matrix, hessian_product
 from iclflow.theory.limit import VanishingLimit, in_head_gaps, vanishing_limit
+from iclflow.theory.linear_transformer import (
+    CoupledFlow,
+    Course,
+    DecoupledFlow,
+    Optimum,
+    TransformerModes,
+    optimum,
+    transformer_curves,
+    transformer_summary,
+)
 from iclflow.theory.merged_stability import (
     MergedStability,
     merged_stability_at_minimum,
@@ -72,6 +82,9 @@ from iclflow.theory.time_course import (
 __all__ = [
     "AbstractPredictor",
     "Conditions",
+    "CoupledFlow",
+    "Course",
+    "DecoupledFlow",
     "DormantHeads",
     "DropsBy",
     "Estimate",
@@ -85,12 +98,14 @@ __all__ = [
     "Modes",
     "Nearest",
     "NormalBayes",
+    "Optimum",
     "Order",
     "OrdinaryLeastSquares",
     "PoolBayes",
     "Ridge",
     "Stability",
     "Staircase",
+    "TransformerModes",
     "VanishingLimit",
     "WhiteCourse",
     "aligned_weights",
@@ -122,6 +137,7 @@ __all__ = [
     "mid_drop_time",
     "monte_carlo_loss",
     "nearest_fixed_point",
+    "optimum",
     "paper_duration",
     "paper_merged_duration",
     "plateau_losses",
@@ -132,6 +148,8 @@ __all__ = [
     "separate_stability",
     "staircase",
     "swap_index",
+    "transformer_curves",
+    "transformer_summary",
     "value_course",
     "value_time",
     "vanishing_limit",

@@ -137,7 +137,7 @@ def nearest_fixed_point(model: AbstractLinearModel, source: Task | Population | 
     if isinstance(model, Merged | MLP):
         chosen = list(range(modes.rank)) if benefit.sum() > 0 else []
     else:
-        best = np.argsort(-benefit, kind="stable")[: _capacity(model)]
+        best = np.argsort(-benefit, kind="stable")[: capacity(model)]
         chosen = [int(s) for s in best if benefit[s] > 0]
     point = FixedPoint(modes, modes.members(chosen))
     change = m - np.asarray(point.weight)
@@ -148,7 +148,7 @@ def nearest_fixed_point(model: AbstractLinearModel, source: Task | Population | 
     return Nearest(point, jnp.asarray(squared**0.5, dtype), jnp.asarray(gap, dtype))
 
 
-def _capacity(model: AbstractLinearModel) -> int | None:
+def capacity(model: AbstractLinearModel) -> int | None:
     """How many modes the model's heads can hold; None if nothing bounds it."""
     if isinstance(model, Separate):
         return model.keys.shape[0] * model.keys.shape[1]

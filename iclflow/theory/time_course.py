@@ -9,6 +9,7 @@ Times are t/τ.
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
@@ -29,9 +30,14 @@ def growing_strength(population: Population, model: Merged) -> Float[Array, ""]:
 def _halves(population: Population, model: Merged) -> tuple[Float[Array, " H"], Float[Array, " H"]]:
     """The growing and the decaying combination of each head's value and merged weight."""
     _require(population, model)
-    direction = population.cross[0] / jnp.linalg.norm(population.cross[0])
-    values = model.values[:, 0, 0]
-    along = jnp.einsum("hdc,dc->h", model.merged, direction)
+    return _combinations(population.cross[0], model.values[:, 0, 0], model.merged)
+
+
+@jax.jit  # one compilation for all of it, not one an operation
+def _combinations(
+    cross: Float[Array, "D D"], values: Float[Array, " H"], merged: Float[Array, "H D D"]
+) -> tuple[Float[Array, " H"], Float[Array, " H"]]:
+    along = jnp.einsum("hdc,dc->h", merged, cross / jnp.linalg.norm(cross))
     return (values + along) / 2, (values - along) / 2
 
 
@@ -47,7 +53,16 @@ def logistic_strength(
     time: ArrayLike, initial: ArrayLike, rate: ArrayLike, saturation: ArrayLike
 ) -> Float[Array, "..."]:
     """s(t) = γ e^{2γt} / (α (e^{2γt} - 1) + γ/s(0)), from τ ds/dt = 2 s (γ - α s) (15)(46)."""
-    t, s, gamma, alpha = (jnp.asarray(a, float) for a in (time, initial, rate, saturation))
+    return _logistic(*(jnp.asarray(a, float) for a in (time, initial, rate, saturation)))
+
+
+@jax.jit
+def _logistic(
+    t: Float[Array, "..."],
+    s: Float[Array, "..."],
+    gamma: Float[Array, "..."],
+    alpha: Float[Array, "..."],
+) -> Float[Array, "..."]:
     decay = jnp.exp(-2 * gamma * t)
     return gamma * s / (alpha * s * -jnp.expm1(-2 * gamma * t) + gamma * decay)
 
@@ -70,19 +85,15 @@ class WhiteCourse(eqx.Module):
     def __init__(self, population: Population, model: Merged) -> None:
         """Reduce a start; `ValueError` unless the task is white."""
         self.growing, self.decaying = _halves(population, model)
-        cross = population.cross[0]
-        image = population.second @ cross @ population.covariance
-        self.power, self.rate = population.power, jnp.linalg.norm(cross)
-        self.direction = cross / self.rate
-        self.saturation = jnp.sum(image * cross) / self.rate**2
-        gap = jnp.linalg.norm(image - self.saturation * cross) / jnp.linalg.norm(image)
+        self.power = population.power
+        self.direction, self.rate, self.saturation, self.orthogonal, gap = _white_parts(
+            population.cross[0], population.second, population.covariance, model.merged
+        )
         if not float(gap) < 1e-6:
             raise ValueError(
                 f"the closed form needs white inputs, B G Λ ∝ G, and misses by {float(gap):.1g}; "
                 f"use merged_course, which integrates the reduced flow"
             )
-        along = jnp.einsum("hdc,dc->h", model.merged, self.direction)
-        self.orthogonal = model.merged - along[:, None, None] * self.direction[None]
 
     @property
     def initial(self) -> Float[Array, ""]:
@@ -118,6 +129,21 @@ class WhiteCourse(eqx.Module):
         left = self.orthogonal - (1 - fade) * head[:, None, None] * shared[None]
         merged = (up - down)[:, None, None] * self.direction[None] + left
         return Merged(values=(up + down)[:, None, None], merged=merged)
+
+
+@jax.jit
+def _white_parts(
+    cross: Float[Array, "D D"],
+    second: Float[Array, "D D"],
+    covariance: Float[Array, "D D"],
+    merged: Float[Array, "H D D"],
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Direction, γ, α, the rest of U, and how far B G Λ is from α G."""
+    image, rate = second @ cross @ covariance, jnp.linalg.norm(cross)
+    direction, saturation = cross / rate, jnp.sum(image * cross) / rate**2
+    gap = jnp.linalg.norm(image - saturation * cross) / jnp.linalg.norm(image)
+    along = jnp.einsum("hdc,dc->h", merged, direction)
+    return direction, rate, saturation, merged - along[:, None, None] * direction[None], gap
 
 
 class _ReducedFlow:
@@ -225,4 +251,5 @@ def paper_merged_duration(population: Population, scale: ArrayLike) -> Float[Arr
 
     Short by about 36% at w = 0.1 and 9% at 1e-6; `merged_half_time` is accurate.
     """
-    return -jnp.log(jnp.asarray(scale, float)) / jnp.linalg.norm(population.cross[0])
+    rate = np.linalg.norm(np.asarray(population.cross[0]))
+    return jnp.asarray(-np.log(np.asarray(scale, float)) / rate)

@@ -75,6 +75,8 @@ def as_numpy(array: Any) -> np.ndarray:
 
 def widen(array: np.ndarray) -> np.ndarray:
     """At least single precision, which the linear algebra needs."""
+    if array.dtype.kind == "c":
+        raise CheckpointError(f"a tensor of shape {array.shape} is complex; needed real numbers")
     return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
 
 
@@ -92,11 +94,12 @@ class SafetensorsFile(AbstractSource):
                     f"truncated, or not a safetensors file"
                 )
             try:
-                header = json.loads(file.read(length))
-            except ValueError as error:
-                raise CheckpointError(f"{path}: the header is not JSON ({error})") from None
+                header: dict[str, Any] = {**json.loads(file.read(length))}
+            except (TypeError, ValueError) as error:
+                raise CheckpointError(f"{path}: the header is no JSON table ({error})") from None
         self.start, self.size = 8 + length, size
-        self.header = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        self.metadata: Mapping[str, str] = header.pop("__metadata__", {})
+        self.header = header
 
     def names(self) -> list[str]:
         return list(self.header)
@@ -105,15 +108,21 @@ class SafetensorsFile(AbstractSource):
         return tuple(self.header[name]["shape"])
 
     def read(self, name: str) -> np.ndarray:
+        data = self.stored(name, STORED)
+        if self.header[name]["dtype"] == "BF16":  # the upper half of a single-precision number
+            return (data.astype(np.uint32) << 16).view(np.float32)
+        return widen(data)
+
+    def stored(self, name: str, types: Mapping[str, str]) -> np.ndarray:
+        """A tensor as it is stored, if its type is among `types` (safetensors -> NumPy)."""
         entry = self.header[name]
-        stored = STORED.get(entry["dtype"])
-        if stored is None:
+        if entry["dtype"] not in types:
             raise CheckpointError(
                 f"{self.path}: tensor {name} has type {entry['dtype']}, needed one of "
-                f"{', '.join(STORED)}; save it in one of these"
+                f"{', '.join(types)}; save it in one of these"
             )
         begin, end = entry["data_offsets"]
-        shape, dtype = self.shape(name), np.dtype(stored)
+        shape, dtype = self.shape(name), np.dtype(types[entry["dtype"]])
         if end - begin != int(np.prod(shape)) * dtype.itemsize:
             raise CheckpointError(
                 f"{self.path}: tensor {name} of shape {shape} has {end - begin} bytes"
@@ -123,10 +132,9 @@ class SafetensorsFile(AbstractSource):
                 f"{self.path}: truncated: tensor {name} ends at byte {self.start + end}, the file "
                 f"at {self.size}; download it again"
             )
-        data = np.memmap(self.path, dtype, mode="r", offset=self.start + begin, shape=shape)
-        if entry["dtype"] == "BF16":  # the upper half of a single-precision number
-            return (data.astype(np.uint32) << 16).view(np.float32)
-        return widen(data)
+        if begin == end:  # nothing to map
+            return np.zeros(shape, dtype)
+        return np.memmap(self.path, dtype, mode="r", offset=self.start + begin, shape=shape)
 
     def where(self, name: str) -> str:
         return str(self.path)

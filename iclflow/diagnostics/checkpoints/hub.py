@@ -113,5 +113,5 @@ def _hub() -> Any:
     except ImportError:
         raise CheckpointError(
             "reading from the Hugging Face Hub needs the package huggingface_hub; "
-            "install iclflow[hub]"
+            "pip install 'iclflow[hub]'"
         ) from None

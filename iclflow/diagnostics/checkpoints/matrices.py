@@ -23,6 +23,7 @@ class MatrixTable:
         self.reason = reason  # why the heads are not measured instead
         self.steps: list[int] = []
         self.rows: list[dict[str, np.ndarray]] = []
+        self.shapes: dict[str, tuple[int, ...]] = {}
         self.labels: list[str] = []
         self.skipped: list[str] = []
         self.previous: dict[str, Any] = {}
@@ -31,9 +32,17 @@ class MatrixTable:
         """Measure the matrices of one step."""
         row: dict[str, list[float]] = {name: [] for name in self.plan.measures}
         labels = []
-        for name in source.names():
-            shape = source.shape(name)
-            if len(shape) not in (2, 3) or min(shape[-2:]) < 2 or not self._wanted(name):
+        shapes = {name: source.shape(name) for name in source.names()}
+        if self.steps and shapes != self.shapes:
+            changed = sorted(set(shapes.items()) ^ set(self.shapes.items()))
+            raise ValueError(
+                f"the weights changed their names or shapes at step {step} ({changed[0][0]}); use "
+                f"a new Monitor"
+            )
+        self.shapes = shapes
+        for name, shape in shapes.items():
+            small = len(shape) not in (2, 3) or min(shape[-2:]) < 2 or 0 in shape
+            if small or not self._wanted(name):
                 continue
             if min(shape[-2:]) > self.largest:
                 self.skipped = sorted({*self.skipped, name})
@@ -48,9 +57,11 @@ class MatrixTable:
                 found["step_distance"] = distances
             for measure, values in found.items():
                 row[measure] += [float(v) for v in values]
-        if self.labels and labels != self.labels:
+        if not labels:
+            shown = ", ".join(f"{n} {s}" for n, s in list(shapes.items())[:4])
             raise ValueError(
-                f"the weights changed their names or shapes at step {step}; use a new Monitor"
+                f"no matrix to measure among {shown}; needed are arrays of 2 or 3 axes, sides from "
+                f"2 to {self.largest}, under names like {', '.join(self.patterns)}"
             )
         self.labels = labels
         self.steps.append(step)

@@ -148,7 +148,9 @@ def mark_stages(data: xr.Dataset, *, steps: Any = None, losses: Any = None) -> x
                 continue
             curve = data[name].sel(circuit=circuit).mean(("layer", "head")).values
             if name == "norm":
-                times = time_curvature(at, curve).peaks(prominence=0.2)
+                # a window of several checkpoints: a finer one sees the corners between them
+                smooth = time_curvature(at, curve, points=max(2 * at.size, 18), window=9)
+                times = smooth.peaks(prominence=0.2)
                 marks += [(float(t), f"{circuit} norm curvature") for t in times]
             else:
                 drops = find_stages(at, curve).drops

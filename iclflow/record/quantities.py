@@ -1,4 +1,4 @@
-"""Quantities a run can record, by name: the glue between dynamics and what there is to measure."""
+"""The quantities by name, what each is a function of, and the labels its values travel under."""
 
 import dataclasses
 import difflib
@@ -8,33 +8,32 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import xarray as xr
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from iclflow.diagnostics.curvature import hessian_product, top_eigenvalues
-from iclflow.dynamics import sharpness
+from iclflow.dynamics import AbstractDynamics, Descent
 from iclflow.dynamics.base import Recorder
-from iclflow.losses import AbstractLoss
+from iclflow.losses import AbstractLoss, Population
 from iclflow.models import (
     MLP,
     AbstractAttention,
     AbstractLinearModel,
     AbstractModel,
     ConvNet,
-    Merged,
-    Separate,
     Softmax,
 )
-from iclflow.theory.conserved import conserved_quantities
-
-TOP_EIGENVALUES = 3
+from iclflow.record.after import conserved
+from iclflow.record.fixed_points import FixedPointDistance
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """A function of (model, loss) with the labels its values travel under."""
+    """A function of (model, loss) with the labels its values travel under.
 
-    function: Recorder
+    Without a function it is measured after the run (`measure_after`), or made for the task.
+    """
+
+    function: Recorder | None
     dims: tuple[str, ...] = ()
     long_name: str = ""
     units: str = "1"
@@ -67,18 +66,6 @@ def _gradient_norm(model: AbstractModel, loss: AbstractLoss) -> Float[Array, ""]
     return jnp.sqrt(sum((jnp.sum(leaf**2) for leaf in leaves), jnp.zeros(())))
 
 
-def _top_eigenvalues(model: AbstractModel, loss: AbstractLoss) -> Float[Array, " k"]:
-    weights, static = eqx.partition(model, eqx.is_inexact_array)
-    product = hessian_product(lambda w: loss(eqx.combine(w, static)), weights)
-    size = sum(leaf.size for leaf in jax.tree.leaves(weights))
-    count = min(TOP_EIGENVALUES, size)
-    return top_eigenvalues(product, size, jax.random.key(0), count=count, steps=20)
-
-
-def _conserved(model: AbstractModel, loss: AbstractLoss | None = None) -> Float[Array, " c"]:
-    return jnp.concatenate([value.reshape(-1) for value in conserved_quantities(model).values()])
-
-
 def _weights(model: AbstractModel, loss: AbstractLoss | None = None) -> dict[str, Array]:
     part = linear_part(model)
     fields = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
@@ -93,55 +80,34 @@ QUANTITIES: dict[str, Quantity] = {
     ),
     "weights": Quantity(_weights, (), "all weights"),
     "gradient_norm": Quantity(_gradient_norm, (), r"gradient norm $\|\partial L/\partial W\|$"),
-    "sharpness": Quantity(
-        lambda m, loss: sharpness(loss, m, 20), (), "largest Hessian eigenvalue of $L$"
+    "sharpness": Quantity(None, (), "largest Hessian eigenvalue of $L$"),
+    "top_eigenvalues": Quantity(None, ("eigenvalue",), "largest Hessian eigenvalues of $L$"),
+    "rate_times_sharpness": Quantity(
+        None, (), r"$\eta\,\times$ largest Hessian eigenvalue (stable below 2)"
     ),
-    "top_eigenvalues": Quantity(
-        _top_eigenvalues, ("eigenvalue",), "largest Hessian eigenvalues of $L$"
+    "conserved": Quantity(conserved, ("conservation",), "what gradient flow conserves (17)(79)"),
+    "conserved_drift": Quantity(
+        None, (), r"$\max|C(t)-C(0)|$ of what gradient flow conserves (17)(79)"
     ),
-    "conserved": Quantity(_conserved, ("conservation",), "what gradient flow conserves (17)(79)"),
+    "fixed_point_distance": Quantity(
+        None, (), r"distance $(E(\hat y-\hat y_S)^2)^{1/2}$ to the nearest fixed point"
+    ),
 }
-
-WEIGHT_DIMS: dict[str, tuple[str, ...]] = {
-    "values": ("head", "output", "label"),
-    "merged": ("head", "row", "column"),
-    "keys": ("head", "pair", "row"),
-    "queries": ("head", "pair", "column"),
-    "value_inputs": ("head", "output", "row"),
-    "key_labels": ("head", "label", "column"),
-    "first": ("head", "feature"),
-    "kernels": ("head", "pair", "row"),
-    "second": ("head", "output", "label"),
-    "third": ("head", "output", "label"),
-}
-
-
-def recorded_models(run: xr.Dataset, kind: str = "") -> AbstractModel:
-    """The models of one run that recorded `weights`, stacked along time.
-
-    `kind` is the name of the model in the settings; it is needed for softmax attention only.
-    """
-    arrays = {str(name): jnp.asarray(v.values) for name, v in run.items() if "time" in v.dims}
-    kinds = {"merged": Merged, "keys": Separate, "first": MLP, "kernels": ConvNet}
-    cls = next((kinds[name] for name in kinds if name in arrays), None)
-    if cls is None:
-        raise ValueError(
-            "the run did not record its weights; record them, for example "
-            "iclflow simulate --record loss,weights --out run.nc"
-        )
-    names = [field.name for field in dataclasses.fields(cls)]
-    fields = {name: arrays[name] for name in names if name in arrays}
-    for name, values in fields.items():
-        if values.ndim == 2:  # a number a head: labels in and out are one
-            fields[name] = values[:, :, None, None]
-    wrap = Softmax if kind.startswith("softmax") else lambda model: model
-    return jax.vmap(lambda one: wrap(cls(**one)))(fields)
+AFTER = ("sharpness", "top_eigenvalues", "rate_times_sharpness", "conserved_drift")
+MODELS = "models"  # what a run keeps for `measure_after`; not among its results
 
 
 def resolve(
-    names: Sequence[str], also: Mapping[str, Callable[[AbstractModel], Any]] | None = None
+    names: Sequence[str],
+    also: Mapping[str, Callable[[AbstractModel], Any]] | None = None,
+    *,
+    loss: AbstractLoss | None = None,
+    dynamics: AbstractDynamics | None = None,
 ) -> dict[str, Recorder]:
-    """Names to functions; `also` adds functions of the model alone (a loss is one)."""
+    """Names to functions; `also` adds functions of the model alone (a loss is one).
+
+    Where a name is measured after the run, the models themselves are recorded as `MODELS`.
+    """
     if isinstance(names, str):
         raise ValueError(f"record must be a list of names, got the string {names!r}")
     record: dict[str, Recorder] = {}
@@ -152,10 +118,39 @@ def resolve(
             raise ValueError(
                 f"nothing called {name!r} can be recorded; there are {', '.join(QUANTITIES)}{hint}"
             )
-        record[name] = QUANTITIES[name].function
+        function = QUANTITIES[name].function
+        if name in AFTER:
+            record[MODELS] = _itself
+        elif function is not None:
+            record[name] = function
+        else:
+            record[name] = OfModel(_fixed_point_distance(loss))
+    if "rate_times_sharpness" in names and not isinstance(dynamics, Descent):
+        raise ValueError(
+            "rate_times_sharpness needs the rate of Descent, this run has none; record sharpness"
+        )
     for name, function in (also or {}).items():
         record[name] = OfModel(function)
     return record
+
+
+def names_after(names: Sequence[str]) -> tuple[str, ...]:
+    """Those of the names that are measured after the run."""
+    return tuple(name for name in names if name in AFTER)
+
+
+def _itself(model: AbstractModel, loss: AbstractLoss) -> AbstractModel:
+    del loss
+    return model
+
+
+def _fixed_point_distance(loss: AbstractLoss | None) -> FixedPointDistance:
+    if not isinstance(loss, Population) or isinstance(loss.second, Tracer):
+        raise ValueError(
+            "fixed_point_distance needs the population of a task; train on Population(task), or "
+            'give also={"fixed_point_distance": FixedPointDistance.of(task)}'
+        )
+    return FixedPointDistance.of(loss)
 
 
 class OfModel(eqx.Module):

@@ -1,0 +1,75 @@
+"""`iclflow diagnose CHECKPOINTS`: measures of every head over a series of checkpoints."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from iclflow.cli.console import progress
+from iclflow.cli.diagnose_output import finish
+
+
+def diagnose_checkpoints(args: argparse.Namespace) -> int:
+    """Measures of every head over a series of checkpoints."""
+    from iclflow.diagnostics import checkpoints
+
+    if args.hf is not None:
+        series = checkpoints.hub_series(args.hf, args.revisions)
+    else:
+        series = checkpoints.find_series(*args.paths)
+    measures = args.measures or checkpoints.DEFAULT_MEASURES
+    if args.show is not None and args.show not in measures:
+        raise ValueError(f"--show {args.show} is not measured; there are {', '.join(measures)}")
+    with progress("reading checkpoints", quiet=args.json) as report:
+        data = checkpoints.measure_series(
+            series,
+            measures=measures,
+            rank=args.subspace,
+            heads=args.heads,
+            groups=args.groups,
+            keep_going=args.keep_going,
+            progress=lambda done, total, label: report(done, total),
+        )
+    data = checkpoints.mark_stages(data)
+    problems = json.loads(data.attrs["problems"])
+    last = data.isel(step=-1).mean(("layer", "head"))
+    summary = {
+        "family": data.attrs["family"],
+        "steps": data["step"].values,
+        "layers": data.sizes["layer"],
+        "heads": data.sizes["head"],
+        "notes": json.loads(data.attrs["notes"]),
+        "problems": problems,
+        "marks": [
+            {"step": float(t), "source": str(s)}
+            for t, s in zip(data["mark"].values, data["mark_source"].values, strict=True)
+        ],
+        "last": {
+            name: {str(c): float(last[name].sel(circuit=c)) for c in data["circuit"].values}
+            for name in measures
+        },
+    }
+    finish(args, data, summary, "checkpoints_figure", args.show or measures[0])
+    if not args.json:
+        show_checkpoints(summary)
+    if problems:
+        for problem in problems:
+            print(f"iclflow: {problem}", file=sys.stderr)
+    # As for a report some of whose figures failed: 1 is a result with parts missing, 2 is none.
+    return 1 if problems else 0
+
+
+def show_checkpoints(summary: dict[str, Any]) -> None:
+    """The measures of the last step, the notes and the marks, in lines."""
+    steps = summary["steps"]
+    print(
+        f"{summary['family']} names, {summary['layers']} layers of {summary['heads']} heads, "
+        f"{len(steps)} steps from {steps[0]} to {steps[-1]}"
+    )
+    for name, values in summary["last"].items():
+        shown = ", ".join(f"{circuit} {value:.4g}" for circuit, value in values.items())
+        print(f"{name} at the end, mean over heads: {shown}")
+    for name, note in summary["notes"].items():
+        print(f"{name}: {note}")
+    for mark in summary["marks"]:
+        print(f"step {mark['step']:.6g}: {mark['source']}")

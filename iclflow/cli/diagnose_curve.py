@@ -1,0 +1,94 @@
+"""`iclflow diagnose LOSS.csv`: plateaus of somebody's loss curve, and what comes next."""
+
+import argparse
+from typing import Any
+
+from iclflow.cli.diagnose_output import finish
+
+
+def diagnose_a_curve(args: argparse.Namespace) -> int:
+    """Plateaus of somebody's loss curve, and what the theory says comes next."""
+    from iclflow.diagnosis import diagnose_curve, read_curve
+    from iclflow.diagnostics import Clock
+
+    steps, losses = read_curve(args.paths[0])
+    task, starts, rate = theory_of(args)
+    found = diagnose_curve(
+        steps, losses - args.floor, task=task, starts=starts, rate=rate, clock=Clock(args.clock)
+    )
+    rows = [
+        {name: found[name].values[i].item()
+         for name in ("start", "end", "level", "confidence", "plateau_number", "gap")
+         if name in found}
+        for i in range(found.sizes["stage"])
+    ]  # fmt: skip
+    summary = {
+        "path": str(args.paths[0]),
+        "stages": rows,
+        "drops": found["drop_time"].values,
+        "falling": bool(found.attrs["falling"]),
+        "levels": found["level_theory"].values,
+        "now": found.attrs.get("now"),
+        "next_drop": found["predicted"].values.tolist() if "predicted" in found else None,
+    }
+    finish(args, found, summary, "curve_figure")
+    if not args.json:
+        show_curve(found, rows)
+    return 0
+
+
+def theory_of(args: argparse.Namespace) -> tuple[Any, list[Any], float | None]:
+    """Task, drawn starts and rate, as far as the options state them."""
+    import jax
+
+    from iclflow.cli.simulate import settings_of
+    from iclflow.published import InitConvention, Options
+    from iclflow.published.weights import PublishedInitialiser, normalised
+
+    if args.spectrum is None:
+        for name in ("rate", "init"):
+            if getattr(args, name) is not None:
+                raise ValueError(f"--{name} needs the task: give --spectrum and --context")
+        return None, [], None
+    settings = settings_of(args)
+    task = settings.task()
+    if args.init is None and args.rate is None:
+        return task, [], None
+    if args.init is None or args.rate is None:
+        raise ValueError("the next drop needs both --rate and --init")
+    if settings.model not in ("merged", "separate"):
+        raise ValueError(f"drops are predicted for merged and separate, not {settings.model}")
+    keys = jax.random.split(jax.random.key(settings.seed), args.starts)
+    init, rate = settings.initialiser(task), float(args.rate)
+    if args.convention == "published":
+        kind = "attnS" if settings.model == "separate" else "attnM"
+        options = Options(
+            model=kind, head_num=settings.heads, rank=settings.rank, init=settings.init,
+            in_dim=task.size, seq_len=settings.context + 1,
+        )  # fmt: skip
+        init = PublishedInitialiser(options, InitConvention.FIGURES)
+        scaled = [normalised(init(key), rate, settings.context) for key in keys]
+        return task, [model.reduce() for model, _ in scaled], scaled[0][1]  # pyright: ignore
+    return task, [init(key).reduce() for key in keys], rate  # pyright: ignore
+
+
+def show_curve(found: Any, rows: list[dict[str, Any]]) -> None:
+    """The stages, and the next drop, in lines."""
+    for i, row in enumerate(rows):
+        text = f"stage {i}: step {row['start']:.5g} to {row['end']:.5g}, loss {row['level']:.6f}"
+        if "gap" in row:
+            text += f", plateau {row['plateau_number']} of the theory {row['gap']:+.6f}"
+        print(text)
+    if "now" in found.attrs:
+        doing = "falling to" if found.attrs["falling"] else "on"
+        print(f"now {doing} plateau {found.attrs['now']} of {found.sizes['plateau'] - 1}")
+    if "predicted" not in found:
+        return
+    if found.sizes["next"] == 0:
+        print("the theory has no further drop")
+        return
+    low, middle, high = found["predicted"].values[0]
+    if middle != middle:
+        print(f"next drop: later than for every one of {found.attrs['starts']} starts by theory")
+    else:
+        print(f"next drop: step {middle:.5g} (10-90%: {low:.5g} to {high:.5g})")

@@ -1,0 +1,33 @@
+"""When a curve makes its move: one definition for measures of any shape and size."""
+
+from typing import Any
+
+import numpy as np
+
+
+def change_time(time: Any, values: Any, *, since: float = 0.0, left: float = 0.5) -> float:
+    """The last time at which |f(t) - f(end)| is `left` of its largest value from `since` on.
+
+    With left = ½ the half-change time: for a curve that goes from one level to another, rising or
+    falling, it is where it crosses the middle; for one that first goes away from its end, where
+    half of the way back is left. Later the curve stays closer to its end than that. Linear between
+    saved times; NaN for a curve that does not change, or with fewer than two finite values.
+    """
+    times, curve = np.asarray(time, float), np.asarray(values, float)
+    if times.ndim != 1 or times.shape != curve.shape:
+        raise ValueError(
+            f"a curve needs one time for each value, got shapes {times.shape} and {curve.shape}"
+        )
+    if not 0 < left < 1:
+        raise ValueError(f"left is a share between 0 and 1, got {left}")
+    keep = np.isfinite(curve) & (times >= since)
+    times, curve = times[keep], curve[keep]
+    if times.size < 2:
+        return float("nan")
+    away = np.abs(curve - curve[-1])
+    level = left * np.max(away)
+    if level == 0:
+        return float("nan")
+    last = int(np.flatnonzero(away >= level)[-1])  # never the end, where `away` is 0
+    share = (away[last] - level) / (away[last] - away[last + 1])
+    return float(times[last] + share * (times[last + 1] - times[last]))

@@ -1,0 +1,95 @@
+"""What the experiments on the linear transformer share: its task, stochastic and mean training.
+
+Conventions of Mainali & Teixeira (2025): losses have a factor ½; an epoch is P tasks, each used
+for one update at rate η with fresh inputs, so that t/τ = ηP times the epochs. The library's loss
+has no ½: its rate for the same update is η/2.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from iclflow.distributions import CommutingTasks
+from iclflow.dynamics import Descent
+from iclflow.experiments.runs import long_running
+from iclflow.losses import AbstractLoss, Fresh, Population
+from iclflow.models import LinearTransformerInitialiser, Merged
+from iclflow.simulation import simulate
+from iclflow.task import Task
+
+ROTATION_SEED, DATA_SEED = 2, 5
+SCALE = 0.01  # p₂ = q₁ = SCALE · I
+
+
+def transformer_task(spectrum: tuple[float, ...], context: int) -> Task:
+    """The task W = U diag Uᵀ, with a fixed random rotation U."""
+    size = len(spectrum)
+    rotation, _ = np.linalg.qr(np.random.default_rng(ROTATION_SEED).normal(size=(size, size)))
+    task = Task(spectrum, context, rotation=jnp.asarray(rotation), outputs=size)
+    return task.replace(tasks=CommutingTasks.of(task.basis))
+
+
+def stochastic(
+    task: Task, marks: np.ndarray, *, clock: float, batch: int, seeds: int
+) -> dict[str, np.ndarray]:
+    """SGD on fresh tasks; an update with `batch` of them advances t/τ by `clock`.
+
+    `loss` [seed, mark] is that of the population, with ½; `p` and `q` [seed, mark, D, D] are p₂
+    and q₁ in the eigenvectors U.
+    """
+    loss = Fresh(task=task, evaluation=Population(task), size=batch)
+    return _run(task, loss, marks, clock, seeds, _train_long)
+
+
+def mean_training(task: Task, marks: np.ndarray, *, clock: float) -> dict[str, np.ndarray]:
+    """Descent on the population, infinitely many tasks a step: as `stochastic`, one seed."""
+    return _run(task, Population(task), marks, clock, 1, _train_short)
+
+
+def _run(
+    task: Task,
+    loss: AbstractLoss,
+    marks: np.ndarray,
+    clock: float,
+    seeds: int,
+    trained: Callable[..., Any],
+) -> dict[str, np.ndarray]:
+    init = Merged.linear_transformer(task, scale=SCALE)
+    keys = jax.random.split(jax.random.key(DATA_SEED), seeds)
+    found = trained(loss, init, jnp.asarray(clock / 2, float), jnp.asarray(marks), keys)
+    values, merged = (np.asarray(found["weights"][name])[:, :, 0] for name in ("values", "merged"))
+    basis = np.asarray(task.basis)
+    return {
+        "loss": np.asarray(found["loss"]) / 2,
+        "p": np.einsum("oa,stop,pb->stab", basis, values, basis),
+        "q": np.einsum("oa,stop,pb->stab", basis, merged, basis),
+    }
+
+
+def _train(
+    loss: AbstractLoss, init: LinearTransformerInitialiser, rate: Array, marks: Array, keys: Array
+) -> Any:
+    dynamics, record = Descent(rate, 0), ["loss", "weights"]
+
+    def one(key: Array) -> Any:
+        return simulate(loss, init(key), dynamics, saveat=marks, record=record, key=key).record
+
+    return eqx.filter_vmap(one)(keys)
+
+
+_train_long, _train_short = long_running(_train), eqx.filter_jit(_train)
+
+
+def diagonal(matrices: np.ndarray) -> np.ndarray:
+    """The diagonals of stacked matrices."""
+    return np.asarray(np.einsum("...aa->...a", matrices))
+
+
+def standard_error(values: np.ndarray) -> np.ndarray:
+    """Of the mean over seeds, the first axis."""
+    return np.asarray(values.std(axis=0, ddof=1) / np.sqrt(len(values)))

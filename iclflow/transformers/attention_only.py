@@ -1,0 +1,174 @@
+"""Attention-only transformers: layers of causal softmax attention over a residual stream."""
+
+import math
+from collections.abc import Mapping
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from iclflow.linalg import FactoredMatrix
+from iclflow.models import AbstractInitialiser, AbstractModel
+from iclflow.models.base import require_positive
+
+EPSILON = 1e-5  # in the layer norm
+
+
+class AttentionOnly(AbstractModel):
+    """x ← x + Σ_h softmax(mask(q_h k_hᵀ)/√e) v_h W_O, L times; logits = norm(x) W_U.
+
+    x starts as W_E[token] + W_pos[position]; q, k, v are norm(x) times W_Q, W_K, W_V. The norm is
+    the layer norm without parameters, and nothing has a bias, so that all that is learned is in
+    QK = W_Q W_Kᵀ and OV = W_V W_O of each head and in the (un)embedding. Works on ONE sequence.
+    """
+
+    embedding: Float[Array, "V d"]
+    positions: Float[Array, "T d"]
+    query: Float[Array, "L H d e"]
+    key: Float[Array, "L H d e"]
+    value: Float[Array, "L H d e"]
+    output: Float[Array, "L H e d"]
+    unembedding: Float[Array, "d V"]
+
+    def __check_init__(self) -> None:
+        # Also for stacked models: a seed axis may be in front.
+        (*_, vocabulary, width), (*_, size, _) = self.embedding.shape, self.output.shape
+        shapes = {
+            "positions": (self.context, width),
+            "key": self.query.shape[-4:],
+            "value": self.query.shape[-4:],
+            "output": (*self.query.shape[-4:-2], size, width),
+            "unembedding": (width, vocabulary),
+        }
+        for name, needed in shapes.items():
+            found = getattr(self, name).shape
+            if tuple(found[-len(needed) :]) != tuple(needed):
+                raise ValueError(f"{name} must have shape {needed}, got {found}")
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens V."""
+        return self.embedding.shape[-2]
+
+    @property
+    def context(self) -> int:
+        """The longest sequence T."""
+        return self.positions.shape[-2]
+
+    @property
+    def depth(self) -> int:
+        """The number of layers L."""
+        return self.query.shape[-4]
+
+    def __call__(self, prompt: Int[Array, " n"]) -> Float[Array, "n V"]:
+        return self.run(prompt)[0]
+
+    def attention(self, tokens: Int[Array, " n"]) -> Float[Array, "L H n n"]:
+        """The attention of every position (row) to every other, layer by layer."""
+        return self.run(tokens)[1]
+
+    def run(self, tokens: Int[Array, " n"]) -> tuple[Float[Array, "n V"], Float[Array, "L H n n"]]:
+        """Logits for the next token at every position, and the attention on the way."""
+        length = tokens.shape[0]
+        if length > self.context:
+            raise ValueError(f"{length} tokens are more than the {self.context} positions learned")
+        # A product rather than a look-up: its gradient adds in a fixed order on every device.
+        chosen = jax.nn.one_hot(tokens, self.vocabulary, dtype=self.embedding.dtype)
+        stream = chosen @ self.embedding + self.positions[:length]
+        visible = jnp.tril(jnp.ones((length, length), bool))
+        patterns = []
+        for layer in range(self.depth):
+            stream, pattern = self._layer(layer, stream, visible)
+            patterns.append(pattern)
+        return layer_norm(stream) @ self.unembedding, jnp.stack(patterns)
+
+    def _layer(self, layer: int, stream: Array, visible: Array) -> tuple[Array, Array]:
+        normal = layer_norm(stream)
+        query, key, value = (
+            jnp.einsum("nd,hde->hne", normal, weights[layer])
+            for weights in (self.query, self.key, self.value)
+        )
+        scores = jnp.einsum("hne,hme->hnm", query, key) * self.query.shape[-1] ** -0.5
+        pattern = jax.nn.softmax(jnp.where(visible[None], scores, -jnp.inf), axis=-1)
+        mixed = jnp.einsum("hnm,hme->hne", pattern, value)
+        return stream + jnp.einsum("hne,hed->nd", mixed, self.output[layer]), pattern
+
+    def circuits(self) -> dict[str, FactoredMatrix]:
+        """QK = W_Q W_Kᵀ and OV = W_V W_O as factors, a batch [L, H] each."""
+        factored = jax.vmap(jax.vmap(FactoredMatrix))
+        return {
+            "QK": factored(self.query, jnp.swapaxes(self.key, -1, -2)),
+            "OV": factored(self.value, self.output),
+        }
+
+    def tensors(self) -> Mapping[str, Array | np.ndarray]:
+        """The weights under the names of TransformerLens."""
+        named = {"embed.W_E": self.embedding, "pos_embed.W_pos": self.positions}
+        for layer in range(self.depth):
+            stem = f"blocks.{layer}.attn."
+            named |= {
+                stem + "W_Q": self.query[layer],
+                stem + "W_K": self.key[layer],
+                stem + "W_V": self.value[layer],
+                stem + "W_O": self.output[layer],
+            }
+        return {**named, "unembed.W_U": self.unembedding}
+
+
+def layer_norm(stream: Float[Array, "n d"]) -> Float[Array, "n d"]:
+    """(x - mean)/√(variance + ε) along the width, without gain and bias."""
+    centred = stream - jnp.mean(stream, axis=-1, keepdims=True)
+    variance = jnp.mean(centred**2, axis=-1, keepdims=True)
+    return centred * jax.lax.rsqrt(variance + EPSILON)
+
+
+class AttentionOnlyInitialiser(AbstractInitialiser):
+    """key -> `AttentionOnly` with Gaussian weights of variance 1/(inputs of the matrix).
+
+    W_O has a further 1/(2L), so that deeper streams start no larger. Single precision unless said
+    otherwise, also where the program's default is double: training gains nothing from more.
+    """
+
+    vocabulary: int = eqx.field(static=True)
+    context: int = eqx.field(static=True)
+    layers: int = eqx.field(static=True)
+    width: int = eqx.field(static=True)
+    heads: int = eqx.field(static=True)
+    embedding_scale: float = eqx.field(static=True, default=0.3)  # of tokens and of positions
+    precision: str = eqx.field(static=True, default="float32")
+
+    def __check_init__(self) -> None:
+        sizes = ("vocabulary", "context", "layers", "width", "heads")
+        require_positive(**{name: getattr(self, name) for name in sizes})
+        if self.width % self.heads:
+            raise ValueError(
+                f"the width must be a multiple of the heads, got {self.width} and {self.heads}"
+            )
+
+    def __call__(self, key: PRNGKeyArray) -> AttentionOnly:
+        size, spread = self.width // self.heads, self.width**-0.5
+        inward = (self.layers, self.heads, self.width, size)
+        weights = {
+            "embedding": (self.embedding_scale, (self.vocabulary, self.width)),
+            "positions": (self.embedding_scale, (self.context, self.width)),
+            "query": (spread, inward),
+            "key": (spread, inward),
+            "value": (spread, inward),
+            "output": (
+                spread * (2 * self.layers) ** -0.5,
+                (self.layers, self.heads, size, self.width),
+            ),
+            "unembedding": (spread, (self.width, self.vocabulary)),
+        }
+        # One draw for all: seven would take seven times as long to compile.
+        counts = [math.prod(shape) for _, shape in weights.values()]
+        normal = jax.random.normal(key, (sum(counts),), self.precision)
+        parts = jnp.split(normal, np.cumsum(counts)[:-1])
+        return AttentionOnly(
+            **{
+                name: scale * part.reshape(shape)
+                for (name, (scale, shape)), part in zip(weights.items(), parts, strict=True)
+            }
+        )

@@ -1,0 +1,259 @@
+"""Checkpoints are exact and whole; a run that was killed goes on as if it had not been."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from iclflow import training
+from iclflow.checkpoint import load_metadata, load_tree, save_tree, write_tensors
+from iclflow.diagnostics.checkpoints import find_series, measure_series
+from iclflow.training import STATE, own_folder
+from iclflow.transformers import effective_ranks, spectrum
+from tests.resumable_run import STEPS, run
+
+ROOT = Path(__file__).parents[1]
+
+
+def tree(zero=False):
+    """Arrays of many kinds; zero, to be filled."""
+    rng = np.random.default_rng(3)
+    arrays = {
+        "single": jnp.asarray(rng.normal(size=(3, 4)).astype(np.float32)),
+        "double": [jnp.asarray(rng.normal(size=5)), jnp.asarray(np.pi)],
+        "whole": (jnp.asarray(np.arange(3, dtype=np.int32)), np.array([True, False]), np.int8(7)),
+        "nothing": jnp.asarray(np.zeros((0, 2))),
+    }
+    if zero:
+        arrays = jax.tree.map(_zero, arrays)
+    return arrays | {
+        "keys": jax.random.split(jax.random.key(0 if zero else 3)),
+        "words": "no array",
+    }
+
+
+def _zero(array):
+    empty = np.zeros(array.shape, array.dtype)
+    return jnp.asarray(empty) if isinstance(array, jax.Array) else empty
+
+
+def same(first, second):
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        if isinstance(a, str):
+            assert a == b
+        elif isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(jax.random.key_data(a), jax.random.key_data(b))
+        else:
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_tree_comes_back_in_every_bit(tmp_path):
+    saved = tree()
+    path = save_tree(tmp_path / "tree.safetensors", saved, {"content_key": "abc"})
+    same(load_tree(path, tree(zero=True)), saved)
+    assert load_metadata(path) == {"content_key": "abc"}
+    assert [p.name for p in tmp_path.iterdir()] == ["tree.safetensors"]  # nothing left over
+
+
+def test_the_file_is_safetensors_by_its_own_description(tmp_path):
+    path = write_tensors(
+        tmp_path / "a.safetensors", {"x": np.arange(6.0).reshape(2, 3)}, {"a": "b"}
+    )
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    assert (8 + length) % 8 == 0
+    assert header["__metadata__"] == {"a": "b"}
+    assert header["x"] == {"dtype": "F64", "shape": [2, 3], "data_offsets": [0, 48]}
+    assert data[8 + length :] == np.arange(6.0).tobytes()
+
+
+def damage(path, how):
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    if how == "cut in the data":
+        return data[:-4]
+    if how == "cut in the header":
+        return data[: length // 2]
+    if how == "empty":
+        return b""
+    if how == "not JSON":
+        return data[:8] + b"?" * length + data[8 + length :]
+    if how == "no table":
+        return data[:8] + b"[]".ljust(length) + data[8 + length :]
+    if how == "entry damaged":
+        header["['single']"] = {"dtype": "F32"}
+    text = json.dumps(header).encode().ljust(length)
+    return data[:8] + text + data[8 + length :]
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["cut in the data", "cut in the header", "empty", "not JSON", "no table", "entry damaged"],
+)
+def test_a_damaged_file_is_named_in_one_line(tmp_path, how):
+    path = save_tree(tmp_path / "tree.safetensors", tree())
+    path.write_bytes(damage(path, how))
+    with pytest.raises(ValueError, match=r"tree\.safetensors") as error:
+        load_tree(path, tree())
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("like", "words"),
+    [
+        ({"a": np.zeros(3)}, r"tensor \['b'\] is not expected"),
+        ({"a": np.zeros(3), "b": np.zeros(2), "c": np.zeros(1)}, r"tensor \['c'\] is missing"),
+        ({"a": np.zeros(4), "b": np.zeros(2)}, r"'a'\] is float64\[3\], needed float64\[4\]"),
+        ({"a": np.zeros(3), "b": np.zeros(2, int)}, r"'b'\] is float64\[2\], needed int64\[2\]"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(tmp_path, like, words):
+    path = save_tree(tmp_path / "x.safetensors", {"a": np.ones(3), "b": np.ones(2)})
+    with pytest.raises(ValueError, match=words):
+        load_tree(path, like)
+
+
+def test_a_type_without_a_name_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="tensor a has type complex128"):
+        write_tensors(tmp_path / "x.safetensors", {"a": np.zeros(2, complex)})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("whole")
+    return run(folder), folder
+
+
+def contents(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*.*"))}
+
+
+def require_equal(resumed, whole, folder=None):
+    same(resumed.record, whole[0].record)
+    same(resumed.models, whole[0].models)
+    np.testing.assert_array_equal(resumed.result, whole[0].result)
+    if folder is not None:  # every file too: states and weights
+        assert contents(folder) == contents(whole[1])
+
+
+def test_without_a_folder_the_run_is_the_same(whole):
+    require_equal(run(), whole)
+    assert whole[0].models.query.dtype == jnp.float32  # the rate is in double precision
+    losses = whole[0].record["loss"]
+    assert losses.shape == (2, len(whole[0].steps))
+    assert np.all(losses[:, -1] < losses[:, 0])
+
+
+def test_a_seed_does_not_depend_on_those_beside_it(whole):
+    alone = run(seeds=1)
+    np.testing.assert_allclose(alone.record["loss"][0], whole[0].record["loss"][0], rtol=1e-4)
+
+
+def test_stopped_between_pieces_it_goes_on(tmp_path, whole):
+    for stop in (1, 37, 90):
+
+        def interrupt(done, total, stop=stop):
+            assert total == STEPS
+            if done == stop:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, progress=interrupt)
+    require_equal(run(tmp_path), whole, tmp_path)
+
+
+def test_a_finished_run_is_not_trained_again(whole):
+    pieces = []
+    again = run(whole[1], progress=lambda done, total: pieces.append(done))
+    assert pieces == []
+    require_equal(again, whole)
+
+
+def kill_at(folder, line, delay=0.0):
+    """Train in another process and kill it after it has printed so many lines."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.resumable_run", str(folder)],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    seen = 0
+    for _ in process.stdout:
+        seen += 1
+        if seen == line:
+            time.sleep(delay)
+            os.kill(process.pid, signal.SIGKILL)
+            break
+    process.communicate()
+    return seen, process.returncode
+
+
+def test_killed_it_goes_on(tmp_path, whole):
+    seen, code = kill_at(tmp_path, 40, 0.003)
+    assert (seen, code) == (40, -signal.SIGKILL)
+    assert (tmp_path / STATE).exists()
+    require_equal(run(tmp_path), whole, tmp_path)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_goes_on(tmp_path, whole):
+    rng = np.random.default_rng()  # any moment: not the same ones each time
+    for _ in range(8):
+        moment = int(rng.integers(1, 30)), float(rng.uniform(0, 0.05))
+        if kill_at(tmp_path, *moment)[1] == 0:
+            break  # it had finished before
+    require_equal(run(tmp_path), whole, tmp_path)
+
+
+def test_a_folder_with_another_run_is_refused(whole):
+    with pytest.raises(ValueError, match="holds another run") as error:
+        run(whole[1], rate=1e-3)
+    assert "\n" not in str(error.value)
+
+
+def test_folders_of_their_own(tmp_path, monkeypatch):
+    assert own_folder(None, {"a": 1}) is None
+    first = own_folder(tmp_path, {"a": 1})
+    assert first == own_folder(tmp_path, {"a": 1})
+    assert first != own_folder(tmp_path, {"a": 2})
+    monkeypatch.setattr(training, "science", lambda: "other code")
+    assert first != own_folder(tmp_path, {"a": 1})
+
+
+def test_a_run_that_diverges_is_a_result():
+    broken = run(rate=1e12)
+    assert np.all(broken.result != 0) or not np.all(np.isfinite(broken.record["loss"]))
+    assert np.all(np.isfinite(broken.record["loss"][:, 0]))
+
+
+@pytest.mark.parametrize(
+    ("marks", "words"),
+    [([0, 5, 5], "increasing"), ([0.5], "whole steps"), ([0, 121], "has 120 steps")],
+)
+def test_marks_are_checked(marks, words):
+    with pytest.raises(ValueError, match=words):
+        run(marks=np.array(marks))
+
+
+def test_diagnose_reads_the_weights(whole):
+    """The measures of the saved weights are those taken on the device."""
+    trained, folder = whole
+    series = find_series(folder / "seed-1")
+    assert [c.step for c in series] == list(trained.steps)
+    data = measure_series(series, measures=("effective_rank", "norm"), rank=2)
+    last = jax.tree.map(lambda a: a[1], trained.models)
+    ranks = effective_ranks(spectrum(last, 2).values)
+    found = data["effective_rank"].isel(step=-1).transpose("circuit", "layer", "head")
+    np.testing.assert_allclose(found, ranks, rtol=1e-4)

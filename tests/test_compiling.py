@@ -1,0 +1,49 @@
+"""Sparing compilation: flags in the environment, and results that agree to rounding."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from iclflow import compiling
+
+PROGRAM = """
+import sys
+from iclflow.compiling import compile_sparingly
+if sys.argv[1] == "sparing":
+    compile_sparingly()
+import jax
+jax.config.update("jax_enable_x64", True)
+import jax.numpy as jnp
+x = jax.jit(lambda x: jnp.sum(jnp.sin(x) * jnp.exp(-x)))(jnp.linspace(0, 3, 1001))
+print(float(x).hex())
+"""
+
+
+def _value(how: str) -> float:
+    environment = {name: v for name, v in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, how], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return float.fromhex(done.stdout)
+
+
+def test_results_agree_to_rounding() -> None:
+    assert _value("sparing") == pytest.approx(_value("plain"), rel=1e-14)
+
+
+def test_flags_of_the_user_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=2")
+    compiling.compile_sparingly()
+    flags = os.environ["XLA_FLAGS"].split()
+    assert flags[-1] == "--xla_backend_optimization_level=2"
+    assert flags[0] == "--xla_backend_optimization_level=0"
+
+
+def test_a_flag_that_a_release_may_not_know_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setattr(compiling, "version", lambda name: "0.11.2")
+    compiling.compile_sparingly()
+    assert os.environ["XLA_FLAGS"] == "--xla_backend_optimization_level=0"
