@@ -1,9 +1,12 @@
 """Strict JAX, double precision and runtime shape checks for the whole package."""
 
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Self
 
 import jax
+import pytest
 from beartype import BeartypeConf, FrozenDict, beartype
 from jaxtyping import install_import_hook
 
@@ -25,3 +28,14 @@ typecheck = beartype(conf=CONF)
 
 # Before the first import of the package: every annotation in it is then checked when called.
 install_import_hook("iclflow", "conftest.typecheck")
+
+MAPS = 20_000  # Linux gives a process 65,530 memory maps; where they run out the compiler crashes
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_memory_maps() -> Iterator[None]:
+    """Forget compiled programs, which are memory maps, when a process has thousands of them."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MAPS:
+        jax.clear_caches()

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy.signal import find_peaks, savgol_filter
 
 from iclflow.diagnostics.stages import Clock
 
@@ -27,6 +26,8 @@ class Curvature:
         With `count`, the most prominent ones only.
         """
         scale = float(np.ptp(self.value)) or 1.0
+        from scipy.signal import find_peaks
+
         where, facts = find_peaks(self.value, prominence=prominence * scale)
         if count is not None:
             where = np.sort(where[np.argsort(-facts["prominences"])[:count]])
@@ -45,7 +46,7 @@ def time_curvature(
     if clock is Clock.LOG:
         times, curve = times[times > 0], curve[times > 0]
     grid, spacing = _grid(clock(times), points, window)
-    smooth = savgol_filter(np.interp(grid, clock(times), curve), window, 3, deriv=2, delta=spacing)
+    smooth = _second_derivative(np.interp(grid, clock(times), curve), window, spacing)
     return Curvature(np.exp(grid) if clock is Clock.LOG else grid, np.asarray(smooth))
 
 
@@ -81,7 +82,7 @@ def autocorrelation_curvature(
         return time_curvature(lags, values, clock=clock, window=max(window, 21))
     if lags.size < window:
         raise ValueError(f"the filter needs at least {window} lags, got {lags.size}")
-    smooth = savgol_filter(values, window, 3, deriv=2, delta=lags[1] - lags[0])
+    smooth = _second_derivative(values, window, lags[1] - lags[0])
     return Curvature(lags, np.asarray(smooth))
 
 
@@ -102,3 +103,12 @@ def _grid(reading: np.ndarray, points: int, window: int) -> tuple[np.ndarray, fl
         raise ValueError(f"the filter needs at least {window} points, got {points}")
     grid = np.linspace(reading[0], reading[-1], points)
     return grid, float(grid[1] - grid[0])
+
+
+def _second_derivative(
+    values: Float[np.ndarray, " T"], window: int, spacing: float
+) -> Float[np.ndarray, " T"]:
+    """By local cubics over `window` points (Savitzky-Golay)."""
+    from scipy.signal import savgol_filter  # slow to import, and seldom needed
+
+    return np.asarray(savgol_filter(values, window, 3, deriv=2, delta=spacing))

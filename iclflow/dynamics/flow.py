@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -64,6 +63,8 @@ class Flow(AbstractDynamics):
         marks: Float[Array, " T"],
         record: dict[str, Recorder],
     ) -> Trajectory:
+        import diffrax  # half a second that only a flow should cost
+
         weights, static = eqx.partition(state.model, eqx.is_inexact_array)
 
         def slope(t: Any, y: Any, args: Any) -> Any:
@@ -90,19 +91,17 @@ class Flow(AbstractDynamics):
         assert solution.ys is not None
         assert solution.ts is not None
         values, last = solution.ys
+        limit = solution.result == diffrax.RESULTS.max_steps_reached
+        failed = RESULTS.where(limit, RESULTS.step_limit, RESULTS.diverged)
         ended = jnp.sum(jnp.where(jnp.isfinite(solution.ts[1]), solution.ts[1], 0.0))
         model = eqx.combine(jax.tree.map(lambda a: a[-1], last), static)
         return Trajectory(
             time=marks,
             step=marks,
             record=jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, jnp.nan), values),
-            result=_result(solution.result),
+            result=RESULTS.where(
+                solution.result == diffrax.RESULTS.successful, RESULTS.finished, failed
+            ),
             stopped=ended,
             state=FlowState(model, ended, state.scale),
         )
-
-
-def _result(result: diffrax.RESULTS) -> RESULTS:
-    limit = result == diffrax.RESULTS.max_steps_reached
-    failed = RESULTS.where(limit, RESULTS.step_limit, RESULTS.diverged)
-    return RESULTS.where(result == diffrax.RESULTS.successful, RESULTS.finished, failed)

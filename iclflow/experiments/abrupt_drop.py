@@ -23,12 +23,12 @@ from iclflow.experiments.base import Claim, Progress
 from iclflow.experiments.four_inputs import (
     CONTEXT,
     QUICK_SEQUENCES,
-    SEEDS,
     SEQUENCES,
     correlations,
     four_input_moments,
     four_input_population,
     four_input_task,
+    seed_count,
 )
 from iclflow.experiments.runs import (
     Variable,
@@ -81,7 +81,7 @@ def trained(quick: bool) -> dict[str, dict[str, np.ndarray]]:
     """The figure's runs, attention and MLP, from the same weights on the same data."""
     loss = four_input_moments(quick)
     options = Options(model="attnM", head_num=HEADS, init=ENTRY)
-    attention = draw(PublishedInitialiser(options), range(SEEDS))
+    attention = draw(PublishedInitialiser(options), range(seed_count(quick)))
     assert isinstance(attention, Merged)
     marks = spread(STEPS)
     return {
@@ -110,7 +110,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
             values=jnp.asarray(attention["values"][s, 0]),
             merged=jnp.asarray(attention["merged"][s, 0]),
         )
-        for s in range(SEEDS)
+        for s in range(seed_count(quick))
     ]
     courses = [merged_course(population, start, time, tolerance=SOLVER) for start in starts]
     norms = [float(np.linalg.norm(start.values)) for start in starts]
@@ -160,7 +160,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         "white_scale": WHITE_SCALE,
         "conversion": CONVERSION,
     }
-    coordinates["seed"] = np.arange(SEEDS)
+    coordinates["seed"] = np.arange(seed_count(quick))
     return labelled(variables, coordinates, settings)
 
 

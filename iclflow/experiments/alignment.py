@@ -10,7 +10,6 @@ from iclflow.experiments.abrupt_drop import HEADS, RATE, STEPS, WINDOW, trained
 from iclflow.experiments.base import Claim, Progress, below, near
 from iclflow.experiments.four_inputs import (
     QUICK_SEQUENCES,
-    SEEDS,
     SEQUENCES,
     correlations,
     four_input_moments,
@@ -31,7 +30,8 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     cross, second = correlations(four_input_moments(quick))
     solution = np.linalg.solve(second, cross)
     size = attention["merged"].shape[-1]
-    shape = (SEEDS, len(marks), HEADS, size * size)
+    seeds = len(attention["loss"])
+    shape = (seeds, len(marks), HEADS, size * size)
     first = mlp["first"].reshape(*shape[:-1], size, size)  # its rows stack columns of U
     weights = {
         "attention": attention["merged"].reshape(shape),
@@ -41,9 +41,9 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     level = (1 - PLATEAU) * loss[:, 0] + PLATEAU * loss[:, -1]
     steps = [first_crossing(marks, row, h) for row, h in zip(loss, level, strict=True)]
     early = np.searchsorted(marks, steps) - 1
-    late = np.full(SEEDS, int(np.searchsorted(marks, WINDOW)))
+    late = np.full(seeds, int(np.searchsorted(marks, WINDOW)))
     index = np.stack([early, late], axis=1)
-    seed = np.arange(SEEDS)[:, None]
+    seed = np.arange(seeds)[:, None]
     statistics = np.stack([cross, solution])
 
     variables: dict[str, Variable] = {
@@ -81,7 +81,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         "size": size,
         "shown_seed": SEED,
     }
-    coordinates = {"seed": np.arange(SEEDS), "moment": ["plateau", "convergence"]}
+    coordinates = {"seed": np.arange(seeds), "moment": ["plateau", "convergence"]}
     return labelled(variables, coordinates, settings)
 
 

@@ -29,7 +29,7 @@ from iclflow.task import Task
 from iclflow.theory.plateaus import plateau_losses
 
 SEQUENCES = 1_200  # 300 fours
-QUICK_SEQUENCES = 240
+QUICK_SEQUENCES = 160
 MERGED_HEADS, MERGED_SCALE, MERGED_END = 8, 1e-4, 250.0
 HEADS, SCALE, END = 5, 0.01, 6_000.0
 SEEDS, QUICK_SEEDS = 3, 1

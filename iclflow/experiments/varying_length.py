@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 
 from iclflow.experiments.base import Claim, Progress, below, near
-from iclflow.experiments.four_inputs import CONTEXT, ROTATION_KEY, SEEDS, SPECTRUM
+from iclflow.experiments.four_inputs import CONTEXT, ROTATION_KEY, SPECTRUM, seed_count
 from iclflow.experiments.runs import (
     Variable,
     at,
@@ -51,12 +51,12 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     report(0, 3)
     task = varying_task()
     population = Population(task)
-    sequences = QUICK_SEQUENCES if quick else SEQUENCES
+    seeds, sequences = seed_count(quick), QUICK_SEQUENCES if quick else SEQUENCES
     loss = Moments.sample(task, sequences, jax.random.key(1), matched=True)
     report(1, 3)
 
     init = Merged.initialiser(task, heads=MERGED_HEADS, scale=MERGED_SCALE, blocks=Blocks.FULL)
-    models = draw(init, range(SEEDS))
+    models = draw(init, range(seeds))
     marks = spread(MERGED_STEPS)
     merged = train(loss, models, MERGED_RATE, marks)
     merged_time = 2 * MERGED_RATE * marks
@@ -67,8 +67,8 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     init = Separate.initialiser(
         task, heads=SEPARATE_HEADS, scale=SEPARATE_SCALE, blocks=Blocks.FULL
     )
-    models = draw(init, range(SEEDS))
-    stairs = [staircase(population, at(models, s).reduce(), probes=0) for s in range(SEEDS)]
+    models = draw(init, range(seeds))
+    stairs = [staircase(population, at(models, s).reduce(), probes=0) for s in range(seeds)]
     last = MARGIN * max(float(s.times[-1]) for s in stairs) / (2 * SEPARATE_RATE)
     marks = spread(int(np.ceil(last / 1000)) * 1000)
     separate = train(loss, models, SEPARATE_RATE, marks)
@@ -92,7 +92,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         **_conventions(),
     }
     report(3, 3)
-    coordinates |= {"seed": np.arange(SEEDS), "length": list(LENGTHS)}
+    coordinates |= {"seed": np.arange(seeds), "length": list(LENGTHS)}
     settings = {
         "figure": "varying context length",
         "sequences": sequences,

@@ -9,15 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray
 
 from iclflow.dynamics import Descent
 from iclflow.dynamics.sharpness import reference_minimum
 from iclflow.experiments.base import Claim, Progress, near
 from iclflow.experiments.runs import Variable, labelled
-from iclflow.losses import Features, Moments
+from iclflow.losses import Features, FullFeatures, Moments
+from iclflow.losses.features import extract
 from iclflow.models import Blocks, Merged
+from iclflow.sampling import PromptSet
 from iclflow.simulation import simulate
+from iclflow.sweeping import draw_model
 from iclflow.task import Task
 
 # A small task, so that many large datasets can be drawn: the powers of P need many.
@@ -35,12 +38,13 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     counts, datasets = (QUICK_COUNTS, QUICK_DATASETS) if quick else (COUNTS, DATASETS)
     losses = []
     for dataset in range(datasets):
-        features = Features.sample(task, counts[-1], jax.random.key(100 + dataset))
-        losses.append(_moments(features, counts))
+        losses.append(_moments(task, counts, jax.random.key(100 + dataset)))
         report(dataset + 1, datasets + 1)
     # Parallel heads are one head: what eight learn from small weights, one does too.
-    like = Merged.initialiser(task, heads=1, scale=0.0, blocks=Blocks.FULL)(jax.random.key(0))
-    found = _relax(jax.tree.map(lambda *a: jnp.concatenate(a), *losses), like)
+    init = Merged.initialiser(task, heads=1, scale=0.0, blocks=Blocks.FULL)
+    like = draw_model(init, jax.random.key(0))
+    assert isinstance(like, Merged)
+    found = _relax(jax.tree.map(lambda *a: jnp.asarray(np.concatenate(a)), *losses), like)
     report(datasets + 1, datasets + 1)
     gap, size, loss = (np.asarray(a).reshape(datasets, len(counts)) for a in found)
     dims = ("dataset", "count")
@@ -55,8 +59,11 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
 
 
 @eqx.filter_jit
-def _moments(features: Features, counts: tuple[int, ...]) -> Moments:
+def _moments(task: Task, counts: tuple[int, ...], key: PRNGKeyArray) -> Moments:
     """Datasets of each size; the prompts of a smaller one are the first ones of the largest."""
+    map_ = FullFeatures()
+    parts = extract(PromptSet.sample(task, counts[-1], key), map_, jnp.arange(counts[-1]))
+    features = Features(*parts, map_)
     found = [Moments.from_features(features.take(jnp.arange(count))) for count in counts]
     return jax.tree.map(lambda *a: jnp.stack(a), *found)
 

@@ -106,7 +106,8 @@ class Features(AbstractLoss):
         prompts = PromptSet.sample(task, sequences, key, matched=matched)
         parts = []
         for index, mask in prompts.chunks(min(sequences, 8192)):
-            parts.append(jax.tree.map(lambda a, m=mask: a[m], extract(prompts, map_, index)))
+            part, whole = extract(prompts, map_, index), int(index[-1]) < sequences
+            parts.append(part if whole else jax.tree.map(lambda a, m=mask: a[m], part))
             if progress is not None:
                 progress(min(int(index[-1]) + 1, sequences), sequences)
         statistic, query, target = jax.tree.map(lambda *a: jnp.concatenate(a), *parts)

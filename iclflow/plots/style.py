@@ -46,12 +46,8 @@ def style() -> Iterator[None]:
         yield
 
 
-def save_figure(figure: Figure, path: Path | str, *, draft: bool = False) -> Path:
-    """Write a figure whole or not at all; the ending says the format.
-
-    A `draft` in PDF has its letters as drawings (Type 3), which takes half the time; journals
-    want the fonts themselves.
-    """
+def save_figure(figure: Figure, path: Path | str, *, dpi: float | None = None) -> Path:
+    """Write a figure whole or not at all; the ending says the format."""
     path = Path(path)
     known = figure.canvas.get_supported_filetypes()
     kind = path.suffix.lstrip(".").lower()
@@ -59,8 +55,8 @@ def save_figure(figure: Figure, path: Path | str, *, draft: bool = False) -> Pat
         raise ValueError(f"cannot draw {path.name!r}: the ending must be one of png, pdf, svg")
     partial = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.{kind}")
     try:
-        with style(), mpl.rc_context({"pdf.fonttype": 3} if draft else {}):
-            figure.savefig(partial)
+        with style():
+            figure.savefig(partial, dpi=dpi or STYLE["savefig.dpi"])
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

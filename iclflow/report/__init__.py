@@ -1,7 +1,4 @@
-"""The report: figures and the scorecard of claims, as one page."""
+"""The report: figures and the scorecard of claims, as one page.
 
-from iclflow.report.build import Outcome, Report, build
-from iclflow.report.entries import Figure
-from iclflow.report.figures import FIGURES, choose
-
-__all__ = ["FIGURES", "Figure", "Outcome", "Report", "build", "choose"]
+`iclflow.report.build.build` makes one; `iclflow.report.figures` has the table of figures.
+"""

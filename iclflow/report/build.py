@@ -4,12 +4,15 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from iclflow.report import page, scorecard
 from iclflow.report.entries import Figure, Source
 from iclflow.report.folder import prepare
 from iclflow.report.outcome import Outcome
 from iclflow.report.workers import Watch, spread
+
+if TYPE_CHECKING:
+    from iclflow.report import scorecard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Report:
     quick: bool
     seconds: float  # this run, by the clock on the wall
     outcomes: dict[str, Outcome]
-    rows: list[scorecard.Row]
+    rows: list["scorecard.Row"]
 
     @property
     def index(self) -> Path:
@@ -53,6 +56,8 @@ def build(
         sources.setdefault(figure.source, []).append(figure)
     made = spread(list(sources.values()), out, quick, jobs, watch or _silent)
     outcomes = {figure.name: made[figure.name] for figure in figures}
+    from iclflow.report import page, scorecard  # the workers are faster under way without these
+
     rows = scorecard.rows({name: found.claims for name, found in outcomes.items()})
     scorecard.write(rows, out / "scorecard.json")
     report = Report(out, quick, time.perf_counter() - began, outcomes, rows)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import xarray as xr
+from PIL import Image
 
 from iclflow.dataset import content_key, science
 from iclflow.experiments.base import Progress
@@ -23,6 +24,8 @@ from iclflow.plots.style import save_figure
 from iclflow.report.entries import Figure, Source
 from iclflow.report.outcome import Outcome
 from iclflow.store import load, save
+
+DRAFT_DPI = 150.0  # of pictures in the quick form
 
 
 def make(
@@ -95,9 +98,13 @@ def _draw(
         if settle is not None:
             claims = tuple(named(settle)(data))
         drawn = named(figure.draw)(data)
-        for kind in ("pdf", "png"):
-            save_figure(drawn, out / "figures" / f"{figure.name}.{kind}", draft=quick)
+        dpi = DRAFT_DPI if quick else None
+        picture = save_figure(drawn, out / "figures" / f"{figure.name}.png", dpi=dpi)
+        if quick:
+            _draft(picture)
+        else:
             drawn.set_layout_engine("none")  # laid out once, the same in both
+            save_figure(drawn, picture.with_suffix(".pdf"))
     except Exception as failure:
         status, error = "failed", reason(failure)
     return Outcome(
@@ -109,6 +116,17 @@ def _draw(
         attributes=dict(data.attrs),
         error=error,
     )
+
+
+def _draft(picture: Path) -> None:
+    """The picture as a PDF page: a drawing in vectors takes longer than most quick computations."""
+    partial = picture.with_name(f".{picture.stem}.{secrets.token_hex(4)}.pdf")
+    try:
+        with Image.open(picture) as image:
+            image.convert("RGB").save(partial, "PDF", resolution=DRAFT_DPI)
+        os.replace(partial, picture.with_suffix(".pdf"))
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def named(path: str) -> Callable[..., Any]:
