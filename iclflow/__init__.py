@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from iclflow import diagnostics, plots, record, store, theory
-    from iclflow.distributions import Gaussian, Rademacher, Sphere, StudentT
+    from iclflow import diagnostics, plots, record, store, theory, transformers
+    from iclflow.distributions import CommutingTasks, Gaussian, Rademacher, Sphere, StudentT
     from iclflow.dynamics import Adam, Descent, Flow, Momentum, sharpness, stable_rate
     from iclflow.losses import (
         Features,
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     from iclflow.spectra import named_spectrum
     from iclflow.sweeping import Vary, sweep
     from iclflow.task import ContextLabels, Task
+    from iclflow.training import train
     from iclflow.trajectory import RESULTS, Trajectory
 
 # Public name -> module that has it; loaded at first use, so that `import iclflow` is quick.
 _HOMES = {
-    "iclflow.distributions": ("Gaussian", "Rademacher", "Sphere", "StudentT"),
+    "iclflow.distributions": ("CommutingTasks", "Gaussian", "Rademacher", "Sphere", "StudentT"),
     "iclflow.dynamics": ("Adam", "Descent", "Flow", "Momentum", "sharpness", "stable_rate"),
     "iclflow.losses": (
         "Features",
@@ -55,9 +56,10 @@ _HOMES = {
     "iclflow.spectra": ("named_spectrum",),
     "iclflow.sweeping": ("Vary", "sweep"),
     "iclflow.task": ("ContextLabels", "Task"),
+    "iclflow.training": ("train",),
     "iclflow.trajectory": ("RESULTS", "Trajectory"),
 }
-_MODULES = ("diagnostics", "plots", "record", "store", "theory")
+_MODULES = ("diagnostics", "plots", "record", "store", "theory", "transformers")
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -65,6 +67,7 @@ __all__ = [
     "RESULTS",
     "Adam",
     "Blocks",
+    "CommutingTasks",
     "ContextLabels",
     "ConvNet",
     "Descent",
@@ -102,6 +105,8 @@ __all__ = [
     "store",
     "sweep",
     "theory",
+    "train",
+    "transformers",
 ]
 
 
