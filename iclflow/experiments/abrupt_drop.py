@@ -65,7 +65,7 @@ STEPS = 20_000  # t/τ = 1240: the slowest mode has relaxed by e^-14
 SCALE_VALUES = ENTRY * HEADS**0.5  # w of (34) from the value weights ...
 SCALE_MERGED = SCALE_VALUES * 4  # ... and from the D² entries of each U: published init is neither
 
-CHECK_SEQUENCES, CHECK_SCALE, CHECK_RATE, CHECK_STEPS = 256, 0.01, 0.05, 600
+CHECK_SEQUENCES, CHECK_SCALE, CHECK_RATE, CHECK_STEPS = 96, 0.01, 0.05, 600
 WHITE_SCALE, WHITE_TIME = 1e-3, 120.0
 SOLVER = 1e-8  # relative tolerance of the reduced flow
 

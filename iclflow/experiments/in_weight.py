@@ -23,6 +23,7 @@ from iclflow.linalg import packed_pairs
 from iclflow.losses import Moments, population_moments
 from iclflow.models import Blocks, Merged
 from iclflow.simulation import simulate
+from iclflow.sweeping import draw_model
 from iclflow.task import ContextLabels, Task
 from iclflow.theory.plateaus import plateau_losses
 
@@ -121,9 +122,9 @@ def _compute(quick: bool) -> xr.Dataset:
 
 def _initial(task: Task) -> Merged:
     """Entries of v and U with one standard deviation, as published."""
-    model = Merged.initialiser(task, heads=HEADS, scale=SCALE, blocks=Blocks.FULL)(
-        jax.random.key(SEED)
-    )
+    init = Merged.initialiser(task, heads=HEADS, scale=SCALE, blocks=Blocks.FULL)
+    model = draw_model(init, jax.random.key(SEED))
+    assert isinstance(model, Merged)
     return eqx.tree_at(lambda m: m.merged, model, model.merged * SIZE)
 
 

@@ -25,7 +25,7 @@ from iclflow.report.entries import Figure, Source
 from iclflow.report.outcome import Outcome
 from iclflow.store import load, save
 
-DRAFT_DPI = 150.0  # of pictures in the quick form
+DRAFT_DPI = 120.0  # of pictures in the quick form
 
 
 def make(
