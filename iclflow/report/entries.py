@@ -16,7 +16,7 @@ class Source:
     module: str
     compute: str = "compute"
     claims: str | None = None
-    data: str = ""  # experiments with the same word here share training data
+    data: str = ""  # experiments with the same word here share training data or programs
     resumes: bool = False  # `compute` takes a `folder`, and goes on from the checkpoints in it
 
     @property

@@ -143,6 +143,7 @@ FIRST_PAPER = (
         follow from the average of 1/n.""",
         """Loss over training with varying context length, in the same steps, with dashed
         levels.""",
+        data="four_inputs",
     ),
     figure(
         "zero-blocks", "Zero blocks", "What the theory sets to zero, and finite data do not",
