@@ -28,7 +28,7 @@ examples:
   iclflow reproduce                      # everything, at paper scale, into report/index.html
   iclflow reproduce fig3 fig7 --out /tmp/staircase
   iclflow reproduce all --quick          # smaller everywhere, to see that it works
-  iclflow reproduce nonlinear --quick    # small transformers, about two minutes
+  iclflow reproduce nonlinear --quick    # small transformers, about a minute
 """
 
 
