@@ -22,7 +22,7 @@ from iclflow.models import (
     ConvNet,
     Softmax,
 )
-from iclflow.record.after import conserved
+from iclflow.record.after import CURVATURE, conserved
 from iclflow.record.fixed_points import FixedPointDistance
 
 
@@ -93,7 +93,7 @@ QUANTITIES: dict[str, Quantity] = {
         None, (), r"distance $(E(\hat y-\hat y_S)^2)^{1/2}$ to the nearest fixed point"
     ),
 }
-AFTER = ("sharpness", "top_eigenvalues", "rate_times_sharpness", "conserved_drift")
+AFTER = (*CURVATURE, "conserved_drift")
 MODELS = "models"  # what a run keeps for `measure_after`; not among its results
 
 
