@@ -457,3 +457,13 @@ def test_choosing_figures():
     assert [figure.name for figure in choose(["fig10", "fig2", "fig10"])] == ["fig2", "fig10"]
     with pytest.raises(ValueError, match=r"unknown figure 'fig33'; .* did you mean 'fig3'\?"):
         choose(["fig1", "fig33"])
+
+
+def test_a_page_names_the_papers_whose_figures_it_has():
+    zhang, mainali = "2501.16265", "2504.12916"
+    for names, wanted in (
+        (["fig3"], [zhang]),
+        (["nonlinear"], [mainali]),
+        (["lt-fig1", "fig1"], [zhang, mainali]),
+    ):
+        assert [paper.arxiv for paper in page.papers(choose(names))] == wanted

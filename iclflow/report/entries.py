@@ -58,6 +58,15 @@ class Figure:
 
 
 @dataclasses.dataclass(frozen=True)
+class Paper:
+    """The paper that a table of figures is of."""
+
+    title: str
+    byline: str  # authors, place and year
+    arxiv: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Published:
     """What the published code needs for a figure on 2 CPU cores, in seconds.
 

@@ -1,6 +1,12 @@
 """The figures of the first paper: linear and softmax attention with one output."""
 
-from iclflow.report.entries import DAY, HOUR, MINUTE, Published, figure
+from iclflow.report.entries import DAY, HOUR, MINUTE, Paper, Published, figure
+
+PAPER = Paper(
+    "Training Dynamics of In-Context Learning in Linear Attention",
+    "Y. Zhang, A. K. Singh, P. E. Latham and A. M. Saxe, ICML 2025",
+    "2501.16265",
+)
 
 _FLOW = "here by gradient flow with adaptive steps, not descent"
 PUBLISHED = (

@@ -16,11 +16,13 @@ import jinja2
 from markupsafe import Markup, escape
 
 import iclflow
-from iclflow.report.entries import Figure
+from iclflow.report import first_paper, second_paper
+from iclflow.report.entries import Figure, Paper
 from iclflow.report.figures import choose
-from iclflow.report.first_paper import PUBLISHED
+from iclflow.report.first_paper import FIRST_PAPER, PUBLISHED
 from iclflow.report.folder import write_text
 from iclflow.report.outcome import Outcome
+from iclflow.report.second_paper import SECOND_PAPER
 
 if TYPE_CHECKING:
     from iclflow.report.build import Report
@@ -50,7 +52,10 @@ def render(report: "Report", figures: Sequence[Figure]) -> str:
     environment.filters |= {function.__name__: function for function in shown}
     rows, outcomes, today = report.rows, report.outcomes, datetime.now()
     sources = {figure.source: outcomes[figure.name] for figure in figures}
+    about = papers(figures)
     return environment.get_template("report.html.j2").render(
+        title=about[0].title if len(about) == 1 else "Training Dynamics of In-Context Learning",
+        papers=about,
         figures=[_figure(figure, report) for figure in figures],
         rows=rows,
         misses=[row for row in rows if not row["holds"]],
@@ -66,6 +71,12 @@ def render(report: "Report", figures: Sequence[Figure]) -> str:
         date=f"{today.day} {today:%B %Y}",
         command=command(figures, report.quick),
     )
+
+
+def papers(figures: Sequence[Figure]) -> list[Paper]:
+    """The papers that the figures are of."""
+    tables = ((first_paper.PAPER, FIRST_PAPER), (second_paper.PAPER, SECOND_PAPER))
+    return [paper for paper, table in tables if any(figure in table for figure in figures)]
 
 
 def command(figures: Sequence[Figure], quick: bool) -> str:

@@ -1,6 +1,13 @@
 """The figures of the second paper: vector outputs, and transformers that are not linear."""
 
-from iclflow.report.entries import Figure, figure
+from iclflow.report.entries import Figure, Paper, figure
+
+PAPER = Paper(
+    "Exact Learning Dynamics of In-Context Learning in Linear Transformers and Its Application to "
+    "Non-Linear Transformers",
+    "N. Mainali and L. Teixeira, 2025",
+    "2504.12916",
+)
 
 SECOND_PAPER: tuple[Figure, ...] = (
     figure(
