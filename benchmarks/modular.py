@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from iclflow.dynamics import Adam, Descent
-from iclflow.experiments.grokking import SMALL, STANDARD, Preset
+from iclflow.experiments.grokking.data import SMALL, STANDARD, Preset
 from iclflow.experiments.runs import draw
 from iclflow.losses import AbstractLoss
 from iclflow.transformers.modular import ModularInitialiser

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from iclflow import diagnostics, plots, record, store, theory, transformers
-    from iclflow.distributions import CommutingTasks, Gaussian, Rademacher, Sphere, StudentT
+    from iclflow import diagnostics, plots, theory, transformers
     from iclflow.dynamics import Adam, Descent, Flow, Momentum, sharpness, stable_rate
     from iclflow.losses import (
         Features,
@@ -24,19 +23,28 @@ if TYPE_CHECKING:
         Sequences,
         population_moments,
     )
+    from iclflow.losses.select import select
     from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate, Softmax
-    from iclflow.prompt import Normaliser, Prompt
-    from iclflow.selection import select
-    from iclflow.simulation import simulate
-    from iclflow.spectra import named_spectrum
-    from iclflow.sweeping import Vary, sweep
-    from iclflow.task import ContextLabels, Task
-    from iclflow.training import train
-    from iclflow.trajectory import RESULTS, Trajectory
+    from iclflow.results import netcdf as store
+    from iclflow.results.trajectory import RESULTS, Trajectory
+    from iclflow.runs import record
+    from iclflow.runs.simulate import simulate
+    from iclflow.runs.sweep import Vary, sweep
+    from iclflow.runs.training import train
+    from iclflow.tasks.distributions import CommutingTasks, Gaussian, Rademacher, Sphere, StudentT
+    from iclflow.tasks.prompt import Normaliser, Prompt
+    from iclflow.tasks.spectra import named_spectrum
+    from iclflow.tasks.task import ContextLabels, Task
 
 # Public name -> module that has it; loaded at first use, so that `import iclflow` is quick.
 _HOMES = {
-    "iclflow.distributions": ("CommutingTasks", "Gaussian", "Rademacher", "Sphere", "StudentT"),
+    "iclflow.tasks.distributions": (
+        "CommutingTasks",
+        "Gaussian",
+        "Rademacher",
+        "Sphere",
+        "StudentT",
+    ),
     "iclflow.dynamics": ("Adam", "Descent", "Flow", "Momentum", "sharpness", "stable_rate"),
     "iclflow.losses": (
         "Features",
@@ -50,16 +58,23 @@ _HOMES = {
         "population_moments",
     ),
     "iclflow.models": ("MLP", "Blocks", "ConvNet", "Merged", "Separate", "Softmax"),
-    "iclflow.prompt": ("Normaliser", "Prompt"),
-    "iclflow.selection": ("select",),
-    "iclflow.simulation": ("simulate",),
-    "iclflow.spectra": ("named_spectrum",),
-    "iclflow.sweeping": ("Vary", "sweep"),
-    "iclflow.task": ("ContextLabels", "Task"),
-    "iclflow.training": ("train",),
-    "iclflow.trajectory": ("RESULTS", "Trajectory"),
+    "iclflow.tasks.prompt": ("Normaliser", "Prompt"),
+    "iclflow.losses.select": ("select",),
+    "iclflow.runs.simulate": ("simulate",),
+    "iclflow.tasks.spectra": ("named_spectrum",),
+    "iclflow.runs.sweep": ("Vary", "sweep"),
+    "iclflow.tasks.task": ("ContextLabels", "Task"),
+    "iclflow.runs.training": ("train",),
+    "iclflow.results.trajectory": ("RESULTS", "Trajectory"),
 }
-_MODULES = ("diagnostics", "plots", "record", "store", "theory", "transformers")
+_MODULES = {
+    "diagnostics": "diagnostics",
+    "plots": "plots",
+    "record": "runs.record",
+    "store": "results.netcdf",
+    "theory": "theory",
+    "transformers": "transformers",
+}
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -112,7 +127,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"iclflow.{name}")
+        return importlib.import_module(f"iclflow.{_MODULES[name]}")
     if name in _NAMES:
         value = getattr(importlib.import_module(_NAMES[name]), name)
         # A function may share its module's name; the function is what the package offers.

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from iclflow.distributions import Rademacher, StudentT
 from iclflow.models import (
     Blocks,
     Merged,
@@ -13,8 +12,9 @@ from iclflow.models import (
     Softmax,
     SoftmaxInitialiser,
 )
-from iclflow.prompt import Normaliser
-from iclflow.task import ContextLabels, Task
+from iclflow.tasks.distributions import Rademacher, StudentT
+from iclflow.tasks.prompt import Normaliser
+from iclflow.tasks.task import ContextLabels, Task
 
 KEY = jax.random.key(7)
 

@@ -10,7 +10,7 @@ import pytest
 from beartype import BeartypeConf, FrozenDict, beartype
 from jaxtyping import install_import_hook
 
-from iclflow.compiling import compile_sparingly
+from iclflow.report.compiling import compile_sparingly
 
 # A runner in the background starts us with Ctrl-C ignored; tests of interruption need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

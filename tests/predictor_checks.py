@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from theory_tasks import key, random_covariance
 
-from iclflow.prompt import map_prefixes
-from iclflow.task import Task
+from iclflow.tasks.prompt import map_prefixes
+from iclflow.tasks.task import Task
 
 COUNT = 20_000
 NORMAL = Task(

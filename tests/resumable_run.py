@@ -12,9 +12,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from iclflow import training
 from iclflow.dynamics import Adam, Descent
-from iclflow.trajectory import log_steps
+from iclflow.results.trajectory import log_steps
+from iclflow.runs import training
 from iclflow.transformers import (
     AttentionOnly,
     AttentionOnlyInitialiser,

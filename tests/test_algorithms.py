@@ -7,9 +7,9 @@ import pytest
 from predictor_checks import COUNT, NORMAL, agrees, close, pairs, predict, sample, squared_errors
 from theory_tasks import key, random_covariance, tasks
 
-from iclflow.distributions import AbstractTaskVectors, Rademacher, StudentT
 from iclflow.losses import Features, Moments, Population, Sequences
-from iclflow.task import ContextLabels, Task
+from iclflow.tasks.distributions import AbstractTaskVectors, Rademacher, StudentT
+from iclflow.tasks.task import ContextLabels, Task
 from iclflow.theory import (
     GradientDescent,
     InWeight,

@@ -12,10 +12,10 @@ import iclflow as icl
 from iclflow.cli import main
 from iclflow.plots.weights import weights_film
 from iclflow.report import film
-from iclflow.settings import Settings
-from iclflow.store import load
-from iclflow.study import Study
-from iclflow.theory.plateaus import plateau_losses
+from iclflow.results.netcdf import load
+from iclflow.study.settings import Settings
+from iclflow.study.study import Study
+from iclflow.theory.fixed_points.levels import plateau_losses
 
 SEPARATE = Settings(
     spectrum=(0.6, 0.3, 0.1), heads=4, rank=2, init=0.3, rate=0.2, steps=300, seeds=2,

@@ -9,9 +9,9 @@ import scipy.stats
 from predictor_checks import COUNT, NORMAL, close, pairs, predict, sample, squared_errors
 from theory_tasks import key, random_covariance
 
-from iclflow.distributions import Rademacher
-from iclflow.prompt import Prompt
-from iclflow.task import ContextLabels, Task
+from iclflow.tasks.distributions import Rademacher
+from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.task import ContextLabels, Task
 from iclflow.theory import (
     GradientDescent,
     InWeight,

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from iclflow import training
-from iclflow.checkpoint import load_metadata, load_tree, save_tree, write_tensors
-from iclflow.diagnostics.checkpoints import find_series, measure_series
-from iclflow.training import STATE, own_folder
+from iclflow.checkpoints import find_series, measure_series
+from iclflow.results.tensors import load_metadata, load_tree, save_tree, write_tensors
+from iclflow.runs import training
+from iclflow.runs.training import STATE, own_folder
 from iclflow.transformers import effective_ranks, spectrum
 from tests.resumable_run import STEPS, run
 

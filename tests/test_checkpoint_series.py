@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from written_checkpoints import HEADS, LAYERS, SIZE, WIDTH, lens, llama, neox, save, shard
 
-from iclflow.diagnostics.checkpoints import (
+from iclflow.checkpoints import (
     CheckpointError,
     files,
     find_series,
@@ -249,7 +249,7 @@ def test_the_calls_are_those_of_the_real_package(hub, monkeypatch):
     checking = types.SimpleNamespace(
         list_repo_files=checked("list_repo_files"), hf_hub_download=checked("hf_hub_download")
     )
-    monkeypatch.setattr("iclflow.diagnostics.checkpoints.hub._hub", lambda: checking)
+    monkeypatch.setattr("iclflow.checkpoints.hub._hub", lambda: checking)
     data = measure_series(hub_series("repo", ["step1", "step512"]), measures=["norm"])
     assert list(data["step"].values) == [1, 512]
     assert set(asked) == {"list_repo_files", "hf_hub_download"}

@@ -16,7 +16,7 @@ from written_checkpoints import (
     write_safetensors,
 )
 
-from iclflow.diagnostics.checkpoints import CheckpointError, find_layout, open_checkpoint
+from iclflow.checkpoints import CheckpointError, find_layout, open_checkpoint
 
 
 def forward(family, tensors, layer, x):

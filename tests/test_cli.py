@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from iclflow.cli import COMMANDS, main
-from iclflow.store import load
+from iclflow.results.netcdf import load
 
 FAST = ["--spectrum", "0.5,0.3", "--context", "5", "--heads", "2", "--init", "0.5", "--steps", "50"]
 

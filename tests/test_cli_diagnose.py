@@ -19,17 +19,17 @@ from iclflow.diagnosis import (
     read_curve,
     stage_rows,
 )
-from iclflow.identify import LEAST_SQUARES
+from iclflow.diagnosis.identify import LEAST_SQUARES
 from iclflow.models import Separate
-from iclflow.record import CURVATURE_TIMES, recorded_models
-from iclflow.record.after import CURVATURE
-from iclflow.settings import Settings
-from iclflow.store import load
-from iclflow.store import save as store
-from iclflow.study import Study
-from iclflow.task import Task
+from iclflow.results.netcdf import load
+from iclflow.results.netcdf import save as store
+from iclflow.runs.record import CURVATURE_TIMES, recorded_models
+from iclflow.runs.record.after import CURVATURE
+from iclflow.study.settings import Settings
+from iclflow.study.study import Study
+from iclflow.tasks.task import Task
 from iclflow.theory import nearest_fixed_point, plateau_losses
-from iclflow.theory.stairs import staircase
+from iclflow.theory.drops.staircase import staircase
 
 SPECTRUM = (0.5, 0.3, 0.15)
 
@@ -385,7 +385,7 @@ def test_revisions_of_the_hub(capsys, series, monkeypatch):
         return [file.name for file in (series / revision).iterdir()]
 
     hub = types.SimpleNamespace(hf_hub_download=download, list_repo_files=listing)
-    monkeypatch.setattr("iclflow.diagnostics.checkpoints.hub._hub", lambda: hub)
+    monkeypatch.setattr("iclflow.checkpoints.hub._hub", lambda: hub)
     remote = ("--hf", "someone/model", "--revisions", "step0,step10,step100", "--json")
     _, out, err = call(capsys, "diagnose", *remote)
     assert err == ""

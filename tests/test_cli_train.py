@@ -8,7 +8,7 @@ import pytest
 
 from iclflow.cli import build_parser, main
 from iclflow.cli.train import open_window
-from iclflow.store import load
+from iclflow.results.netcdf import load
 
 SMALL = ["--epoch", "12", "--trainset_size", "40", "--seq_len", "6", "--lr", "0.01"]
 

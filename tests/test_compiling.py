@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from iclflow import compiling
+from iclflow.report import compiling
 
 PROGRAM = """
 import sys
-from iclflow.compiling import compile_sparingly
+from iclflow.report.compiling import compile_sparingly
 if sys.argv[1] == "sparing":
     compile_sparingly()
 import jax

@@ -10,7 +10,7 @@ from theory_tasks import key, random_covariance
 
 from iclflow.losses import Moments, Population, Sequences
 from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate, Softmax
-from iclflow.task import Task
+from iclflow.tasks.task import Task
 from iclflow.theory import conservation_drift, conserved_quantities
 
 TASK = Task([0.5, 0.3, 0.2], 8, task_covariance=random_covariance(0, 3), label_noise=0.2)

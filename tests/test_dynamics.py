@@ -16,9 +16,9 @@ from iclflow.dynamics import (
 )
 from iclflow.losses import Features, Fresh, Minibatch, Moments, Population, Sequences
 from iclflow.models import Blocks
-from iclflow.simulation import simulate
-from iclflow.task import Task
-from iclflow.trajectory import RESULTS
+from iclflow.results.trajectory import RESULTS
+from iclflow.runs.simulate import simulate
+from iclflow.tasks.task import Task
 from tests.cases import KEY, MODELS, NETWORKS, TASKS, filled, softmax
 
 

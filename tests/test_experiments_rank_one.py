@@ -18,19 +18,19 @@ from iclflow.experiments import (
     varying_length,
     zero_blocks,
 )
+from iclflow.experiments.abrupt_drop import figure as abrupt_drop_plots
+from iclflow.experiments.alignment import figure as alignment_plots
 from iclflow.experiments.four_inputs import correlations, four_input_population, four_input_task
+from iclflow.experiments.init_scale import figure as init_scale_plots
+from iclflow.experiments.saddle_to_saddle import figure as saddle_plots
+from iclflow.experiments.schematics import figure as schematics_plots
+from iclflow.experiments.varying_length import figure as varying_length_plots
+from iclflow.experiments.zero_blocks import figure as zero_blocks_plots
 from iclflow.losses import Population
 from iclflow.models import Merged, Separate
-from iclflow.plots import abrupt_drop as abrupt_drop_plots
-from iclflow.plots import alignment as alignment_plots
-from iclflow.plots import init_scale as init_scale_plots
-from iclflow.plots import saddle_to_saddle as saddle_plots
-from iclflow.plots import schematics as schematics_plots
-from iclflow.plots import varying_length as varying_length_plots
-from iclflow.plots import zero_blocks as zero_blocks_plots
-from iclflow.simulation import simulate
-from iclflow.store import load, save
-from iclflow.task import Task
+from iclflow.results.netcdf import load, save
+from iclflow.runs.simulate import simulate
+from iclflow.tasks.task import Task
 
 TASK = Task([0.5, 0.3], 7)
 

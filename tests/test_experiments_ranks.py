@@ -9,12 +9,14 @@ from matplotlib.figure import Figure
 
 import iclflow as icl
 from iclflow.dynamics.stabilised import StabilisedFlow
-from iclflow.experiments import in_weight, low_rank, softmax_drops
-from iclflow.experiments.low_rank_claims import claims_fig4
+from iclflow.experiments.in_weight import data as in_weight
+from iclflow.experiments.in_weight import figure as in_weight_plots
+from iclflow.experiments.low_rank import data as low_rank
+from iclflow.experiments.low_rank import figure as low_rank_plots
+from iclflow.experiments.low_rank.claims import claims_fig4
+from iclflow.experiments.softmax_drops import data as softmax_drops
+from iclflow.experiments.softmax_drops import figure as softmax_plots
 from iclflow.models.softmax import SoftmaxInitialiser
-from iclflow.plots import in_weight as in_weight_plots
-from iclflow.plots import low_rank as low_rank_plots
-from iclflow.plots import softmax_drops as softmax_plots
 
 TASK = icl.Task([0.5, 0.3, 0.2], 11, rotation=jax.random.key(0))
 

@@ -11,7 +11,7 @@ from theory_tasks import key, random_task, tasks
 
 from iclflow.losses import Population
 from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate
-from iclflow.task import Task
+from iclflow.tasks.task import Task
 from iclflow.theory import (
     FixedPoint,
     Modes,

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from iclflow.experiments import grokking, runs
+from iclflow.experiments import runs
+from iclflow.experiments.grokking import data as grokking
 from iclflow.transformers.modular import ModularInitialiser
 from iclflow.transformers.modular_addition import ModularAddition, cross_entropies, split_pairs
 

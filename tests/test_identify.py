@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from iclflow.identify import (
+from iclflow.diagnosis.identify import (
     LEAST_SQUARES,
     best_match,
     candidates,
@@ -13,8 +13,8 @@ from iclflow.identify import (
 )
 from iclflow.losses import Population
 from iclflow.models import Blocks, Merged, Separate, Softmax
-from iclflow.record import recorded_models
-from iclflow.task import Task
+from iclflow.runs.record import recorded_models
+from iclflow.tasks.task import Task
 from iclflow.theory import (
     InWeight,
     LinearPredictor,

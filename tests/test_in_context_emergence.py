@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from iclflow.experiments import in_context_emergence as experiment
-from iclflow.experiments.in_context_emergence import emergence_window, settling_times
-from iclflow.experiments.in_context_emergence_claims import claims, fastest_change
-from iclflow.plots.in_context_emergence import draw_fig5, draw_fig6
+from iclflow.experiments.in_context_emergence import data as experiment
+from iclflow.experiments.in_context_emergence.claims import claims, fastest_change
+from iclflow.experiments.in_context_emergence.data import emergence_window, settling_times
+from iclflow.experiments.in_context_emergence.figure import draw_fig5, draw_fig6
 
 SMALL = experiment.Preset(
     vocabulary=8, context=16, width=16, heads=2, batch=4, steps=12, markov_steps=6, rate=1e-3,
@@ -23,7 +23,7 @@ def small(tmp_path_factory):
     told = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "QUICK", SMALL)
-        patch.setattr("iclflow.training.science", lambda: "this code")
+        patch.setattr("iclflow.runs.training.science", lambda: "this code")
         data = experiment.compute(
             quick=True, folder=folder, progress=lambda done, total: told.append(done / total)
         )
@@ -53,7 +53,7 @@ def test_the_data_are_whole_and_labelled(small):
 def test_it_goes_on_from_its_folder(small, monkeypatch):
     data, folder, _ = small
     monkeypatch.setattr(experiment, "QUICK", SMALL)
-    monkeypatch.setattr("iclflow.training.science", lambda: "this code")
+    monkeypatch.setattr("iclflow.runs.training.science", lambda: "this code")
     told = []
     again = experiment.compute(quick=True, folder=folder, progress=lambda *a: told.append(a))
     assert told == []  # nothing was trained

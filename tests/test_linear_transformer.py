@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from iclflow.distributions import CommutingTasks, NormalTasks, TaskPool
 from iclflow.dynamics import Descent, Flow
 from iclflow.losses import Fresh, PoolPass, Population, Sequences, population_moments
 from iclflow.models import Blocks, Merged
-from iclflow.simulation import simulate
-from iclflow.task import Task
+from iclflow.runs.simulate import simulate
+from iclflow.tasks.distributions import CommutingTasks, NormalTasks, TaskPool
+from iclflow.tasks.task import Task
 from iclflow.theory.linear_transformer import CoupledFlow, TransformerModes, optimum
 
 SPECTRUM = (1.0, 0.6, 0.36, 0.216)

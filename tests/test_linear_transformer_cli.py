@@ -7,15 +7,13 @@ import pytest
 import xarray as xr
 from matplotlib.figure import Figure
 
-from iclflow.experiments import (
-    linear_transformer,
-    linear_transformer_claims,
-    linear_transformer_stages,
-    linear_transformer_stages_claims,
-)
-from iclflow.plots import linear_transformer as plots
-from iclflow.plots import linear_transformer_stages as stages_plots
-from iclflow.store import load, save
+from iclflow.experiments.linear_transformer import claims as linear_transformer_claims
+from iclflow.experiments.linear_transformer import data as linear_transformer
+from iclflow.experiments.linear_transformer import figure as plots
+from iclflow.experiments.linear_transformer_stages import claims as linear_transformer_stages_claims
+from iclflow.experiments.linear_transformer_stages import data as linear_transformer_stages
+from iclflow.experiments.linear_transformer_stages import figure as stages_plots
+from iclflow.results.netcdf import load, save
 from tests.test_cli import call, refused
 
 MODEL = ["--model", "linear-transformer"]

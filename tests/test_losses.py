@@ -16,9 +16,9 @@ from iclflow.losses import (
 )
 from iclflow.losses.moments import quadratic_form
 from iclflow.models import MLP, Blocks, ConvNet
-from iclflow.prompt import Normaliser
-from iclflow.simulation import simulate
-from iclflow.task import Task
+from iclflow.runs.simulate import simulate
+from iclflow.tasks.prompt import Normaliser
+from iclflow.tasks.task import Task
 from tests.cases import KEY, MODELS, NETWORKS, TASKS, filled, softmax, standardised
 
 LEVELS = (Sequences, Features, Moments)

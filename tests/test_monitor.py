@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from iclflow.diagnostics.monitor import Monitor, TrainerCallback, named_arrays
+from iclflow.checkpoints.monitor import Monitor, TrainerCallback, named_arrays
 
 
 def linear_network(steps, rate=0.1, seed=0):

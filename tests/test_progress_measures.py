@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from iclflow.diagnostics import change_time, fourier_concentration, frequency_shares
-from iclflow.experiments import grokking
+from iclflow.experiments.grokking import data as grokking
+from iclflow.experiments.grokking.figure import grokking_figure
 from iclflow.experiments.runs import labelled
-from iclflow.plots.grokking import grokking_figure
 
 concentration = jax.jit(fourier_concentration, static_argnums=1)
 

@@ -12,7 +12,6 @@ import pytest
 from iclflow.dynamics import Descent
 from iclflow.losses import Moments, ReducedFeatures, Sequences
 from iclflow.models import MLP, Merged, Softmax
-from iclflow.prompt import Normaliser
 from iclflow.published import (
     InitConvention,
     Options,
@@ -28,7 +27,8 @@ from iclflow.published import (
     train,
 )
 from iclflow.published.training import with_label_targets
-from iclflow.simulation import simulate
+from iclflow.runs.simulate import simulate
+from iclflow.tasks.prompt import Normaliser
 
 DATA = Path(__file__).parent / "data"
 KEY = jax.random.key(3)

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from iclflow.prompt import Normaliser
 from iclflow.published import Options, prompt_set, published_task
 from iclflow.published.training import with_label_targets
+from iclflow.tasks.prompt import Normaliser
 
 DATA = Path(__file__).parent / "data"
 KEY = jax.random.key(3)

@@ -9,8 +9,8 @@ from iclflow.dynamics import Flow
 from iclflow.dynamics.reduced import Jumps, Logistic, OneDrop, Stairs
 from iclflow.losses import Moments, Population
 from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate
-from iclflow.task import Task
-from iclflow.trajectory import RESULTS
+from iclflow.results.trajectory import RESULTS
+from iclflow.tasks.task import Task
 
 LINEAR = Task([0.4, 0.3, 0.2, 0.1], 31)
 WHITE = Task([0.5, 0.5], 31)

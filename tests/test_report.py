@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import small_experiment as small
 
-from iclflow.dataset import science
 from iclflow.experiments.base import Claim
 from iclflow.report import page, scorecard
 from iclflow.report.build import build
@@ -19,7 +18,8 @@ from iclflow.report.first_paper import PUBLISHED
 from iclflow.report.folder import prepare, write_text
 from iclflow.report.making import data_key, named
 from iclflow.report.workers import next_work
-from iclflow.store import load
+from iclflow.results.netcdf import load
+from iclflow.runs.labels import science
 
 KEYS = {"id", "claim", "equation", "expected", "measured", "tolerance", "holds"}
 FILES = [
@@ -153,7 +153,7 @@ def test_the_hash_of_the_science_leaves_out_what_only_shows(tmp_path, monkeypatc
     for name in ("__init__.py", "task.py", "plots/loss.py"):
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text("1")
-    monkeypatch.setattr("iclflow.dataset._PACKAGE", package)
+    monkeypatch.setattr("iclflow.runs.labels._PACKAGE", package)
     try:
         before = hashed()
         (package / "plots/loss.py").write_text("2")

@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 
 import iclflow as icl
-from iclflow.memory import readable, require_memory
+from iclflow.losses.memory import readable, require_memory
 from iclflow.models import Blocks
-from iclflow.prediction import crossings, predict
+from iclflow.study.prediction import crossings, predict
 from tests.cases import KEY, MODELS, TASKS, softmax
 
 
@@ -35,7 +35,7 @@ def test_what_it_picks_admits_the_model(sequences, blocks):
 def test_memory_decides(monkeypatch):
     task = TASKS["plain"]()
     model = MODELS["merged"](task, Blocks.FULL, 1.0)(KEY)
-    monkeypatch.setattr("iclflow.selection.available_bytes", lambda: 10_000)
+    monkeypatch.setattr("iclflow.losses.select.available_bytes", lambda: 10_000)
     assert icl.select(task, model, 20).level == "features"
     assert icl.select(task, model, 10**6).level == "sequences"
 

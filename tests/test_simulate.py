@@ -7,10 +7,10 @@ import pytest
 from iclflow.dynamics import Adam, Descent, Flow
 from iclflow.losses import Features, Minibatch, Population
 from iclflow.models import Separate
-from iclflow.simulation import simulate
-from iclflow.task import Task
+from iclflow.results.trajectory import linear_steps, log_steps
+from iclflow.runs.simulate import simulate
+from iclflow.tasks.task import Task
 from iclflow.theory import staircase
-from iclflow.trajectory import linear_steps, log_steps
 from tests.cases import KEY, softmax
 
 TASK = Task([0.5, 0.3, 0.2], 9)
@@ -120,7 +120,7 @@ def test_save_points():
 
 
 def test_single_precision_warns_once(monkeypatch):
-    monkeypatch.setattr("iclflow.simulation._warned", False)
+    monkeypatch.setattr("iclflow.runs.simulate._warned", False)
     single = jax.tree.map(lambda a: a.astype(jnp.float32), (LOSS, INIT(KEY)))
     with jax.enable_x64(False), pytest.warns(UserWarning, match="jax_enable_x64"):
         simulate(*single, Descent(0.1, 2))

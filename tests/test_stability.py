@@ -12,7 +12,7 @@ from theory_tasks import key, random_covariance, random_task, tasks
 
 from iclflow.losses import Population
 from iclflow.models import Merged, Separate
-from iclflow.task import ContextLabels, Task
+from iclflow.tasks.task import ContextLabels, Task
 from iclflow.theory import (
     FixedPoint,
     Modes,

@@ -8,10 +8,10 @@ import pytest
 
 from iclflow.losses import Population
 from iclflow.models import ConvNet, Merged, Separate
-from iclflow.task import Task
-from iclflow.theory.modes import Modes
-from iclflow.theory.scalar_ode import X_MID, value_course
-from iclflow.theory.stairs import DropsBy, staircase
+from iclflow.tasks.task import Task
+from iclflow.theory.drops.scalar_ode import X_MID, value_course
+from iclflow.theory.drops.staircase import DropsBy, staircase
+from iclflow.theory.fixed_points.modes import Modes
 
 LINEAR = Task([0.4, 0.3, 0.2, 0.1], 31)
 TILTED = np.array([[2, 0.5, 0, 0], [0.5, 1, 0.3, 0], [0, 0.3, 1, 0.2], [0, 0, 0.2, 0.5]])

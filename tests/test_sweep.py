@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from iclflow.dataset import OUTCOMES, from_dataset, to_dataset
 from iclflow.dynamics import Adam, Descent, Flow
 from iclflow.losses import Features, Moments, Population
 from iclflow.models import Separate, SoftmaxInitialiser
-from iclflow.simulation import simulate
-from iclflow.store import check_free, load, save
-from iclflow.sweeping import Vary, sweep
-from iclflow.task import Task
+from iclflow.results.netcdf import check_free, load, save
+from iclflow.runs.labels import OUTCOMES, from_dataset, to_dataset
+from iclflow.runs.simulate import simulate
+from iclflow.runs.sweep import Vary, sweep
+from iclflow.tasks.task import Task
 from tests.cases import KEY
 
 TASK = Task([0.5, 0.3, 0.2], 9)

@@ -3,11 +3,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from iclflow.distributions import Gaussian, Rademacher, Sphere, StudentT
-from iclflow.prompt import Normaliser
-from iclflow.sampling import PromptSet
-from iclflow.spectra import named_spectrum
-from iclflow.task import Task
+from iclflow.tasks.distributions import Gaussian, Rademacher, Sphere, StudentT
+from iclflow.tasks.prompt import Normaliser
+from iclflow.tasks.prompts import PromptSet
+from iclflow.tasks.spectra import named_spectrum
+from iclflow.tasks.task import Task
 from tests.cases import KEY, TASKS
 
 

@@ -12,7 +12,7 @@ import scipy.optimize
 from theory_tasks import random_covariance, random_task, tasks
 
 from iclflow.losses import Population
-from iclflow.task import ContextLabels, Task
+from iclflow.tasks.task import ContextLabels, Task
 from iclflow.theory import (
     LinearPredictor,
     Modes,

@@ -12,9 +12,10 @@ from scipy.linalg import expm
 
 from iclflow.losses import Population
 from iclflow.models import Merged, Separate
-from iclflow.task import Task
-from iclflow.theory import alignment, dormant, scalar_ode, time_course
-from iclflow.theory.modes import Modes
+from iclflow.tasks.task import Task
+from iclflow.theory.drops import alignment, dormant, scalar_ode
+from iclflow.theory.drops import one_drop as time_course
+from iclflow.theory.fixed_points.modes import Modes
 
 WHITE = Task([0.25] * 4, 31)
 LINEAR = Task([0.4, 0.3, 0.2, 0.1], 31)

@@ -10,7 +10,7 @@ import pytest
 
 from iclflow.losses import Population
 from iclflow.models import Blocks
-from iclflow.task import Task
+from iclflow.tasks.task import Task
 from iclflow.transformers import (
     AttentionOnlyInitialiser,
     FreshTokens,

@@ -5,9 +5,9 @@ import functools
 import jax
 import numpy as np
 
-from iclflow.distributions import Rademacher, StudentT
-from iclflow.prompt import Normaliser
-from iclflow.task import Task
+from iclflow.tasks.distributions import Rademacher, StudentT
+from iclflow.tasks.prompt import Normaliser
+from iclflow.tasks.task import Task
 
 
 def random_covariance(seed: int, size: int) -> np.ndarray:

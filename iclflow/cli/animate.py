@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Draw the film and say what it shows."""
     from iclflow.plots.weights import weights_film
     from iclflow.report import film
-    from iclflow.store import load
+    from iclflow.results.netcdf import load
 
     began = time.perf_counter()
     out = args.out or args.run.with_suffix(".mp4" if film.ffmpeg() else ".gif")

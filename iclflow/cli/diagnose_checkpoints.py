@@ -11,7 +11,7 @@ from iclflow.cli.diagnose_output import finish
 
 def diagnose_checkpoints(args: argparse.Namespace) -> int:
     """Measures of every head over a series of checkpoints."""
-    from iclflow.diagnostics import checkpoints
+    from iclflow import checkpoints
 
     if args.hf is not None:
         series = checkpoints.hub_series(args.hf, args.revisions)

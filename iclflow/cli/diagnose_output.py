@@ -11,7 +11,7 @@ ELSEWHERE = ("out", "plot", "json", "command")  # options that do not change wha
 
 def diagnosis_key(args: argparse.Namespace) -> str:
     """A name for what is asked of which files: the same command on the same files, the same key."""
-    from iclflow.dataset import content_key
+    from iclflow.runs.labels import content_key
 
     asked = {k: str(v) for k, v in vars(args).items() if k not in ELSEWHERE}
     files = [Path(path) for path in args.paths if Path(path).is_file()]
@@ -21,7 +21,7 @@ def diagnosis_key(args: argparse.Namespace) -> str:
 
 def require_free(args: argparse.Namespace) -> None:
     """Refuse before any work what could not be written after it."""
-    from iclflow.store import check_free
+    from iclflow.results.netcdf import check_free
 
     if args.plot is not None and not args.plot.parent.is_dir():
         raise ValueError(f"the folder {args.plot.parent} does not exist; create it first")
@@ -33,7 +33,7 @@ def finish(
     args: argparse.Namespace, found: Any, summary: dict[str, Any], figure: str, *options: Any
 ) -> None:
     """Write what was asked for."""
-    from iclflow.store import save
+    from iclflow.results.netcdf import save
 
     if args.out is not None:
         save(found.assign_attrs(content_key=diagnosis_key(args)), args.out)

@@ -11,9 +11,9 @@ COLUMNS = {"in_context_loss": "in-context", "in_weight_loss": "in-weight"}
 def diagnose_our_runs(args: argparse.Namespace) -> int:
     """Stages and algorithms of one seed, or of every seed of the file."""
     from iclflow.diagnosis import diagnose_run, diagnose_runs, run_settings
+    from iclflow.diagnosis.identify import shifted
     from iclflow.diagnostics import Clock
-    from iclflow.identify import shifted
-    from iclflow.store import load
+    from iclflow.results.netcdf import load
 
     path = args.paths[0]
     runs = load(path)

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build the report and say what became of it."""
-    from iclflow.compiling import compile_sparingly
+    from iclflow.report.compiling import compile_sparingly
     from iclflow.report.figures import choose
 
     figures = choose(args.figures)

@@ -37,7 +37,7 @@ FINE = ("finished", "step_limit", "interrupted")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options; each is a field of `iclflow.settings.Settings`."""
+    """The options; each is a field of `iclflow.study.settings.Settings`."""
     add_task_arguments(parser)
     add_model_arguments(parser)
 
@@ -155,7 +155,7 @@ def lengths(text: str) -> tuple[int, ...]:
 
 def settings_of(args: argparse.Namespace) -> Any:
     """The options that were given, over those of a settings file."""
-    from iclflow.settings import Settings
+    from iclflow.study.settings import Settings
 
     fields = {field.name for field in dataclasses.fields(Settings)}
     given = {k: v for k, v in vars(args).items() if k in fields and v is not None}
@@ -166,9 +166,9 @@ def settings_of(args: argparse.Namespace) -> Any:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate, report, and write what was asked for."""
-    from iclflow.dataset import content_key
-    from iclflow.store import check_free, save
-    from iclflow.study import Study
+    from iclflow.results.netcdf import check_free, save
+    from iclflow.runs.labels import content_key
+    from iclflow.study.study import Study
 
     began = time.perf_counter()
     settings = settings_of(args)

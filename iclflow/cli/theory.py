@@ -70,13 +70,13 @@ def run(args: argparse.Namespace) -> int:
 
 def draw(found: dict[str, Any], task: Any, model: Any, path: Path) -> None:
     """The predicted loss, with the levels; the levels alone without initial weights."""
-    from iclflow.dataset import to_dataset
     from iclflow.losses import Population
     from iclflow.models import Merged, Separate
     from iclflow.plots.style import save_figure
     from iclflow.plots.theory import theory_figure
-    from iclflow.theory.stairs import staircase
-    from iclflow.theory.time_course import merged_course
+    from iclflow.runs.labels import to_dataset
+    from iclflow.theory.drops.one_drop import merged_course
+    from iclflow.theory.drops.staircase import staircase
 
     curve = None
     if isinstance(model, Separate):

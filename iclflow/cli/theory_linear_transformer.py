@@ -62,7 +62,7 @@ def draw(found: dict[str, Any], curves: dict[str, Any], path: Path) -> None:
     """a(t) and loss of both theories."""
     import xarray as xr
 
-    from iclflow.plots.linear_transformer import theory_figure
+    from iclflow.experiments.linear_transformer.figure import theory_figure
     from iclflow.plots.style import save_figure
 
     dims = {1: ("time",), 2: ("time", "mode")}

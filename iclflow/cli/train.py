@@ -107,9 +107,9 @@ def run(args: argparse.Namespace) -> int:
     """Train, write the files, report."""
     import dataclasses
 
-    from iclflow.dataset import OUTCOMES
     from iclflow.published import InitConvention, Options, train
-    from iclflow.store import save
+    from iclflow.results.netcdf import save
+    from iclflow.runs.labels import OUTCOMES
 
     began = time.perf_counter()
     fields = [field.name for field in dataclasses.fields(Options)]

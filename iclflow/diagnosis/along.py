@@ -7,12 +7,12 @@ import jax
 import numpy as np
 import xarray as xr
 
-from iclflow.dataset import attributes
 from iclflow.diagnosis.runs import run_settings, select_run
 from iclflow.dynamics import Descent
 from iclflow.models import AbstractLinearModel, Blocks, Merged, Separate
-from iclflow.record import QUANTITIES, FixedPointDistance, measure_after, recorded_models
-from iclflow.study import Study
+from iclflow.runs.labels import attributes
+from iclflow.runs.record import QUANTITIES, FixedPointDistance, measure_after, recorded_models
+from iclflow.study.study import Study
 from iclflow.theory import nearest_fixed_point
 
 PRODUCTS = 40  # of the Hessian at each saved time, where a run itself spends fewer

@@ -12,10 +12,10 @@ from jaxtyping import Float
 from iclflow.diagnostics import Clock, find_stages
 from iclflow.losses import Population
 from iclflow.models import AbstractModel, Merged
-from iclflow.task import Task
+from iclflow.tasks.task import Task
 from iclflow.theory import plateau_losses
-from iclflow.theory.stairs import staircase
-from iclflow.theory.time_course import merged_half_time
+from iclflow.theory.drops.one_drop import merged_half_time
+from iclflow.theory.drops.staircase import staircase
 
 QUANTILES = (0.1, 0.5, 0.9)
 

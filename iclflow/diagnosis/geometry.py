@@ -16,7 +16,7 @@ from iclflow.diagnostics import (
     singular_values,
 )
 from iclflow.models import MLP, AbstractLinearModel, AbstractModel, ConvNet, Separate, Softmax
-from iclflow.task import Task
+from iclflow.tasks.task import Task
 from iclflow.theory import Modes
 
 LEARNED = 0.1  # share of a mode that a head must make to be the head of that mode

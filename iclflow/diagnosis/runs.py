@@ -11,13 +11,13 @@ import xarray as xr
 from jaxtyping import Float
 
 from iclflow.diagnosis.geometry import geometry
+from iclflow.diagnosis.identify import best_match, identify
 from iclflow.diagnosis.padding import pad_seeds
 from iclflow.diagnostics import Clock, Stages, find_stages, stages_dataset
-from iclflow.identify import best_match, identify
 from iclflow.models import AbstractModel
-from iclflow.record import recorded_models
-from iclflow.settings import Settings
-from iclflow.task import Task
+from iclflow.runs.record import recorded_models
+from iclflow.study.settings import Settings
+from iclflow.tasks.task import Task
 from iclflow.theory import plateau_losses
 
 RECORD = "record them, for example iclflow simulate --record loss,weights --out run.nc"

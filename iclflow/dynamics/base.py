@@ -9,7 +9,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from iclflow.losses import AbstractLoss, Population
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
-from iclflow.trajectory import Trajectory
+from iclflow.results.trajectory import Trajectory
 
 Recorder = Callable[[AbstractModel, AbstractLoss], PyTree[Array]]
 

@@ -14,7 +14,7 @@ from iclflow.dynamics.base import AbstractDynamics, Recorder
 from iclflow.dynamics.optimisers import AbstractOptimiser, GradientDescent
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
-from iclflow.trajectory import RESULTS, Trajectory, log_steps
+from iclflow.results.trajectory import RESULTS, Trajectory, log_steps
 
 EXPLODED = 1e6  # a loss this many times its start (plus one) will not come back
 CHECKPOINTS = 64  # states kept for the backward pass between two marks

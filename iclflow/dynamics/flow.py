@@ -11,7 +11,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from iclflow.dynamics.base import AbstractDynamics, Recorder
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
-from iclflow.trajectory import RESULTS, Trajectory
+from iclflow.results.trajectory import RESULTS, Trajectory
 
 
 class FlowState(eqx.Module):

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from iclflow.dynamics.base import AbstractReduced
 from iclflow.losses import AbstractLoss, Population
 from iclflow.models import MLP, AbstractModel, ConvNet, Merged, Separate
-from iclflow.theory.drops import Times
-from iclflow.theory.limit import vanishing_limit
-from iclflow.theory.stairs import staircase
-from iclflow.theory.time_course import WhiteCourse, merged_course
-from iclflow.trajectory import RESULTS, Trajectory
+from iclflow.results.trajectory import RESULTS, Trajectory
+from iclflow.theory.drops.base import Times
+from iclflow.theory.drops.limit import vanishing_limit
+from iclflow.theory.drops.one_drop import WhiteCourse, merged_course
+from iclflow.theory.drops.staircase import staircase
 
 
 class Stairs(AbstractReduced):

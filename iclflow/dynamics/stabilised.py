@@ -15,7 +15,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 from iclflow.dynamics.base import AbstractDynamics, Recorder
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
-from iclflow.trajectory import RESULTS, Trajectory
+from iclflow.results.trajectory import RESULTS, Trajectory
 
 STAGES = 80  # most evaluations in one step
 DAMPING = 2 / 13  # of the stability polynomial

@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from iclflow.losses import Moments, population_moments
-from iclflow.task import Task
-from iclflow.theory.algorithms import LinearPredictor
+from iclflow.tasks.task import Task
+from iclflow.theory.algorithms.linear import LinearPredictor
 
 SPECTRUM = (0.4, 0.3, 0.2, 0.1)
 CONTEXT = 31

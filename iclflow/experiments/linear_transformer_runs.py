@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from iclflow.distributions import CommutingTasks
 from iclflow.dynamics import Descent
 from iclflow.experiments.runs import long_running
 from iclflow.losses import AbstractLoss, Fresh, Population
 from iclflow.models import LinearTransformerInitialiser, Merged
-from iclflow.simulation import simulate
-from iclflow.task import Task
+from iclflow.runs.simulate import simulate
+from iclflow.tasks.distributions import CommutingTasks
+from iclflow.tasks.task import Task
 
 ROTATION_SEED, DATA_SEED = 2, 5
 SCALE = 0.01  # p₂ = q₁ = SCALE · I

@@ -14,11 +14,11 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Key
 
-from iclflow.dataset import stamp
 from iclflow.dynamics import Descent
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractInitialiser, AbstractModel
-from iclflow.simulation import simulate
+from iclflow.runs.labels import stamp
+from iclflow.runs.simulate import simulate
 
 MARKS = 600  # save points of every run
 Variable = tuple[tuple[str, ...], Any, str]  # dims, values, long name

@@ -10,11 +10,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from iclflow.linalg import pack_dual, pack_symmetric
 from iclflow.losses.base import AbstractLoss
-from iclflow.memory import require_memory
+from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
-from iclflow.prompt import Prompt, map_prefixes
-from iclflow.sampling import Progress, PromptSet
-from iclflow.task import Task
+from iclflow.tasks.prompt import Prompt, map_prefixes
+from iclflow.tasks.prompts import Progress, PromptSet
+from iclflow.tasks.task import Task
 
 NOT_LINEAR = "its prediction is linear in no fixed features of the prompt; use Sequences"
 

@@ -9,10 +9,10 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from iclflow.losses.base import AbstractLoss
 from iclflow.losses.features import AbstractFeatureMap, Features, FullFeatures, extract
-from iclflow.memory import require_memory
+from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractLinearModel, AbstractModel
-from iclflow.sampling import Progress, PromptSet
-from iclflow.task import Task
+from iclflow.tasks.prompts import Progress, PromptSet
+from iclflow.tasks.task import Task
 
 CHUNK_BYTES = 64 * 2**20  # features of one chunk of prompts
 

@@ -9,8 +9,8 @@ from jaxtyping import Array, Float
 from iclflow.losses.base import AbstractLoss
 from iclflow.losses.features import ReducedFeatures
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
-from iclflow.prompt import Normaliser
-from iclflow.task import ContextLabels, Task
+from iclflow.tasks.prompt import Normaliser
+from iclflow.tasks.task import ContextLabels, Task
 
 
 class LengthMoments(eqx.Module):

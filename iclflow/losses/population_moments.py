@@ -10,12 +10,12 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from iclflow.distributions import Gaussian, extended_fourth
 from iclflow.linalg import gaussian_moment, packed_pairs
 from iclflow.losses.features import FullFeatures
 from iclflow.losses.moments import Moments
 from iclflow.losses.population import LengthMoments
-from iclflow.task import ContextLabels, Task
+from iclflow.tasks.distributions import Gaussian, extended_fourth
+from iclflow.tasks.task import ContextLabels, Task
 
 
 def population_moments(task: Task) -> Moments:

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from iclflow.losses.base import AbstractLoss
-from iclflow.memory import require_memory
+from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractModel
-from iclflow.prompt import Prompt
-from iclflow.sampling import Progress, PromptSet
-from iclflow.task import Task
+from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.prompts import Progress, PromptSet
+from iclflow.tasks.task import Task
 
 
 class Sequences(AbstractLoss):

@@ -5,14 +5,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from iclflow.distributions import TaskPool
 from iclflow.losses.base import AbstractLoss
 from iclflow.losses.features import Features
 from iclflow.losses.sequences import Sequences
 from iclflow.models import AbstractModel
-from iclflow.prompt import Prompt
-from iclflow.sampling import PromptSet
-from iclflow.task import Task
+from iclflow.tasks.distributions import TaskPool
+from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.prompts import PromptSet
+from iclflow.tasks.task import Task
 
 
 class Minibatch(AbstractLoss):

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from iclflow.prompt import Prompt
+from iclflow.tasks.prompt import Prompt
 
 
 class Blocks(enum.Enum):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from iclflow.models.base import AbstractAttention, AbstractInitialiser, Blocks, require_positive
-from iclflow.task import Task
+from iclflow.tasks.task import Task
 
 
 class Merged(AbstractAttention):

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from iclflow.models.base import AbstractInitialiser, AbstractLinearModel, Blocks
 from iclflow.models.merged import Merged, MergedInitialiser
 from iclflow.models.separate import Separate, SeparateInitialiser
-from iclflow.prompt import Prompt
+from iclflow.tasks.prompt import Prompt
 
 
 def cubic_features(prompt: Prompt) -> Float[Array, "O F"]:

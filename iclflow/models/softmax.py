@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from iclflow.models.base import AbstractAttention, AbstractInitialiser, AbstractModel
 from iclflow.models.merged import MergedInitialiser
 from iclflow.models.separate import SeparateInitialiser
-from iclflow.prompt import Prompt
+from iclflow.tasks.prompt import Prompt
 
 
 class Softmax(AbstractModel):

@@ -13,10 +13,10 @@ import numpy as np
 
 from iclflow.losses import AbstractLoss, Moments, ReducedFeatures
 from iclflow.models import AbstractModel
-from iclflow.prompt import Normaliser, Prompt
 from iclflow.published.options import Options
 from iclflow.published.training import published_loss, published_task
 from iclflow.published.weights import from_published
+from iclflow.tasks.prompt import Normaliser, Prompt
 
 WEIGHTS = {"attnM": ("kq", "value"), "attnS": ("key", "query", "value"), "mlp": ("fc1", "fc2")}
 TESTS = {"in_weight": "iwl", "in_context": "icl"}

@@ -8,10 +8,10 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from iclflow.dataset import OUTCOMES
 from iclflow.models import AbstractInitialiser, AbstractModel
 from iclflow.published.recording import Recording
 from iclflow.published.training import Progress, descend
+from iclflow.runs.labels import OUTCOMES
 
 
 class GivenWeights(AbstractInitialiser):

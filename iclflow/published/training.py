@@ -12,15 +12,15 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from iclflow.dynamics import Descent
 from iclflow.losses import AbstractFeatureMap, AbstractLoss, Features, Moments, Sequences
+from iclflow.losses.select import select
 from iclflow.models import AbstractInitialiser, AbstractModel
-from iclflow.prompt import Normaliser, Prompt
 from iclflow.published.options import Options
 from iclflow.published.weights import InitConvention, PublishedInitialiser, value_weights
-from iclflow.sampling import PromptSet
-from iclflow.selection import select
-from iclflow.spectra import named_spectrum
-from iclflow.sweeping import sweep
-from iclflow.task import ContextLabels, Task
+from iclflow.runs.sweep import sweep
+from iclflow.tasks.prompt import Normaliser, Prompt
+from iclflow.tasks.prompts import PromptSet
+from iclflow.tasks.spectra import named_spectrum
+from iclflow.tasks.task import ContextLabels, Task
 
 CHUNK_BYTES = 64 * 2**20  # features of one chunk of prompts
 Progress = Callable[[float, float], None]

@@ -19,8 +19,8 @@ from iclflow.models import (
     Separate,
     Softmax,
 )
-from iclflow.prompt import Prompt
 from iclflow.published.options import Options
+from iclflow.tasks.prompt import Prompt
 
 Model = TypeVar("Model", bound=AbstractModel)
 

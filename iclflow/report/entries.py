@@ -27,7 +27,7 @@ class Source:
     @property
     def name(self) -> str:
         """A name for files."""
-        last = self.module.rpartition(".")[2]
+        last = self.module.removesuffix(".data").rpartition(".")[2]
         part = self.compute.removeprefix("compute").lstrip("_")
         return f"{last}-{part}" if part else last
 
@@ -89,7 +89,8 @@ def figure(
     """A figure by the names of its experiment, its drawing and, if they differ, its functions."""
     home = "iclflow.experiments."
     if claims is not None:
-        claims = home + (claims if ":" in claims else f"{experiment}:{claims}")
-    source = Source(home + experiment, compute, claims, data, resumes)
+        claims = home + (claims if ":" in claims else f"{experiment}.data:{claims}")
+    source = Source(f"{home}{experiment}.data", compute, claims, data, resumes)
+    drawing = home + draw.replace(":", ".figure:")
     caption, alt = " ".join(caption.split()), " ".join(alt.split())
-    return Figure(name, label, title, source, f"iclflow.plots.{draw}", caption, alt, group)
+    return Figure(name, label, title, source, drawing, caption, alt, group)

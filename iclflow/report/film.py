@@ -16,9 +16,9 @@ from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from iclflow.dataset import OUTCOMES
-from iclflow.settings import Settings
-from iclflow.task import Task
+from iclflow.runs.labels import OUTCOMES
+from iclflow.study.settings import Settings
+from iclflow.tasks.task import Task
 
 Progress = Callable[[float, float], None]
 Update = Callable[[int], list[Artist]]  # frame number -> the artists that moved
@@ -140,7 +140,7 @@ def _final_basis(effective: np.ndarray) -> np.ndarray:
 
 def _levels(task: Task, separate: bool, runs: xr.Dataset) -> np.ndarray:
     """The plateau losses; none where the theory does not cover the run."""
-    from iclflow.theory.plateaus import plateau_losses
+    from iclflow.theory.fixed_points.levels import plateau_losses
 
     settings = json.loads(runs.attrs["settings"])
     if settings["fixed_fraction"] > 0 or settings["model"].startswith("softmax"):

@@ -68,7 +68,7 @@ FIRST_PAPER = (
         one at rank eight.""",
         """Four panels of loss curves, for ranks 1, 2, 4 and 8: the higher the rank, the fewer the
         long plateaus; dashed lines mark the levels.""",
-        compute="compute_fig4", claims="low_rank_claims:claims_fig4",
+        compute="compute_fig4", claims="low_rank.claims:claims_fig4",
     ),
     figure(
         "fig5", "Figure 5", "In weight first, then in context",
@@ -78,7 +78,7 @@ FIRST_PAPER = (
         two test losses with 60% of the sequences fixed. Right: training loss by portion.""",
         """Left: three losses over training; the in-weight test loss falls first, the in-context
         test loss later. Right: training loss for six portions of fixed sequences.""",
-        compute="compute_fig5", claims="in_weight_claims:claims_fig5",
+        compute="compute_fig5", claims="in_weight.claims:claims_fig5",
     ),
     figure(
         "fig6", "Figure 6", "Early and late alignment of the merged weights",
@@ -109,14 +109,14 @@ FIRST_PAPER = (
         plateaus between groups. Dashed: predicted from the initial weights.""",
         """Loss above and value weights below, over training, for ranks 2, 3 and 4: two heads grow
         at ranks 2 and 3 and one at rank 4.""",
-        compute="compute_fig8", claims="low_rank_claims:claims_fig8",
+        compute="compute_fig8", claims="low_rank.claims:claims_fig8",
     ),
     figure(
         "fig9", "Figure 9", "The other ranks",
         "low_rank", "low_rank:draw_fig9",
         """As Figure 4, for ranks 3, 5, 6 and 7.""",
         """Four panels of loss curves, for ranks 3, 5, 6 and 7, with dashed levels.""",
-        compute="compute_fig9", claims="low_rank_claims:claims_fig9",
+        compute="compute_fig9", claims="low_rank.claims:claims_fig9",
     ),
     figure(
         "fig10", "Figure 10", "Every portion of fixed sequences",
@@ -124,7 +124,7 @@ FIRST_PAPER = (
         """Training loss, in-context and in-weight test loss for six portions of fixed sequences,
         from none to all.""",
         """Six panels, one a portion, with three loss curves each.""",
-        compute="compute_fig10", claims="in_weight_claims:claims_fig10",
+        compute="compute_fig10", claims="in_weight.claims:claims_fig10",
     ),
     figure(
         "v2-softmax", "Softmax", "The same drops with softmax attention",

@@ -18,12 +18,12 @@ from typing import Any
 import xarray as xr
 from PIL import Image
 
-from iclflow.dataset import content_key, science
 from iclflow.experiments.base import Progress
 from iclflow.plots.style import save_figure
 from iclflow.report.entries import Figure, Source
 from iclflow.report.outcome import Outcome
-from iclflow.store import load, save
+from iclflow.results.netcdf import load, save
+from iclflow.runs.labels import content_key, science
 
 DRAFT_DPI = 120.0  # of pictures in the quick form
 

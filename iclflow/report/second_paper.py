@@ -20,7 +20,7 @@ SECOND_PAPER: tuple[Figure, ...] = (
         """Three four by four heatmaps, diagonal and alike: simulated weights, the paper's theory,
         the exact flow. Beside them the differences in per cent, mode by mode, all below a few per
         cent.""",
-        claims="linear_transformer_claims:claims", data="linear_transformer",
+        claims="linear_transformer.claims:claims", data="linear_transformer",
     ),
     figure(
         "lt-fig2", "2nd paper, Figure 2", "Each mode in its own time, and what is conserved",
@@ -32,7 +32,7 @@ SECOND_PAPER: tuple[Figure, ...] = (
         the end of the simulation.""",
         """Left: four rising curves, one a mode, with theory on top. Middle: two mirrored curves
         and their flat sum. Right: four curves that start at zero and separate at long times.""",
-        claims="linear_transformer_claims:claims", data="linear_transformer",
+        claims="linear_transformer.claims:claims", data="linear_transformer",
     ),
     figure(
         "lt-fig3", "2nd paper, Figure 3A", "Plateaus and cliffs, and what a short context changes",
@@ -46,7 +46,7 @@ SECOND_PAPER: tuple[Figure, ...] = (
         """Left: a loss with four cliffs and both theories on top. Middle: a loss that the exact
         theory follows and the paper's does not. Right: errors against the context length on
         logarithmic axes, one with slope minus one and one that levels off.""",
-        claims="linear_transformer_stages_claims:claims", data="linear_transformer",
+        claims="linear_transformer_stages.claims:claims", data="linear_transformer",
     ),
     figure(
         "lt-fig4", "2nd paper, Figure 4", "Finding the time scales",
@@ -56,7 +56,7 @@ SECOND_PAPER: tuple[Figure, ...] = (
         half learned. Last: effective rank of p₂q₁, without the modes learned first.""",
         """Three curvature curves with a marked peak beside each of four dashed lines, and the
         effective rank without 0, 1 and 2 modes, which rises with every mode that is left.""",
-        claims="linear_transformer_stages_claims:claims", data="linear_transformer",
+        claims="linear_transformer_stages.claims:claims", data="linear_transformer",
     ),
     figure(
         "lt-fig5", "2nd paper, Figure 5", "In-context learning emerges with the second layer",
@@ -71,7 +71,7 @@ SECOND_PAPER: tuple[Figure, ...] = (
         sharply; accuracy and induction heads rise at the same step; on Markov chains two layers
         follow the Bayes-optimal loss and one does not. Below, a panel a depth: two falling curves
         of subspace distance with the drop shaded.""",
-        claims="in_context_emergence_claims:claims", group="nonlinear", resumes=True,
+        claims="in_context_emergence.claims:claims", group="nonlinear", resumes=True,
     ),
     figure(
         "lt-fig6", "2nd paper, Figure 6", "Ranks and induction heads over training",
@@ -82,7 +82,7 @@ SECOND_PAPER: tuple[Figure, ...] = (
         """A column a depth: above, the effective rank of QK and OV, which changes by some per cent
         around the shaded drop; below, the scores of the heads, of which some jump up in the shaded
         drop in models of two and more layers.""",
-        claims="in_context_emergence_claims:claims", group="nonlinear", resumes=True,
+        claims="in_context_emergence.claims:claims", group="nonlinear", resumes=True,
     ),
     figure(
         "lt-fig7", "2nd paper, Figures 3B and 7", "Grokking: who moves before the test loss",
@@ -97,6 +97,6 @@ SECOND_PAPER: tuple[Figure, ...] = (
         the test accuracy rising long after the training accuracy; four panels of measures around
         the drop of the test loss; below, one row of dots a measure, left or right of a line at 1.
         """,
-        claims="grokking_claims:claims", group="nonlinear", resumes=True,
+        claims="grokking.claims:claims", group="nonlinear", resumes=True,
     ),
 )  # fmt: skip

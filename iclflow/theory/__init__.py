@@ -1,6 +1,13 @@
 """Formulas of the theory for any task: levels, stability, time courses, algorithms."""
 
-from iclflow.theory.algorithms import (
+from iclflow.theory.algorithms.bayes import (
+    MixtureBayes,
+    NormalBayes,
+    PoolBayes,
+    bayes_loss,
+    bayes_predictor,
+)
+from iclflow.theory.algorithms.linear import (
     AbstractPredictor,
     InWeight,
     LinearPredictor,
@@ -9,24 +16,58 @@ from iclflow.theory.algorithms import (
     principal_component_regression,
     zero_predictor,
 )
-from iclflow.theory.alignment import aligned_weights, plateau_weights
-from iclflow.theory.bayes import (
-    MixtureBayes,
-    NormalBayes,
-    PoolBayes,
-    bayes_loss,
-    bayes_predictor,
+from iclflow.theory.algorithms.monte_carlo import Estimate, monte_carlo_loss
+from iclflow.theory.algorithms.regression import GradientDescent, OrdinaryLeastSquares, Ridge
+from iclflow.theory.drops.alignment import aligned_weights, plateau_weights
+from iclflow.theory.drops.dormant import DormantHeads
+from iclflow.theory.drops.limit import VanishingLimit, in_head_gaps, vanishing_limit
+from iclflow.theory.drops.one_drop import (
+    WhiteCourse,
+    growing_strength,
+    merged_course,
+    merged_half_time,
+    paper_merged_duration,
 )
-from iclflow.theory.conserved import conservation_drift, conserved_quantities
-from iclflow.theory.dormant import DormantHeads
-from iclflow.theory.fixed_points import (
+from iclflow.theory.drops.scalar_ode import (
+    blow_up_course,
+    mid_drop_time,
+    paper_duration,
+    value_course,
+    value_time,
+)
+from iclflow.theory.drops.staircase import DropsBy, Staircase, staircase
+from iclflow.theory.fixed_points.conserved import conservation_drift, conserved_quantities
+from iclflow.theory.fixed_points.hessian import hessian_matrix, hessian_product
+from iclflow.theory.fixed_points.levels import (
+    conspicuous_plateaus,
+    drop_sizes,
+    final_loss,
+    fixed_point_count,
+    level_count,
+    plateau_losses,
+)
+from iclflow.theory.fixed_points.merged_stability import (
+    MergedStability,
+    merged_stability_at_minimum,
+    merged_stability_at_zero,
+)
+from iclflow.theory.fixed_points.modes import Gains, Modes
+from iclflow.theory.fixed_points.points import (
     FixedPoint,
     all_fixed_points,
     merged_weights,
     saddle_path,
 )
-from iclflow.theory.hessian import hessian_matrix, hessian_product
-from iclflow.theory.limit import VanishingLimit, in_head_gaps, vanishing_limit
+from iclflow.theory.fixed_points.stability import Order, Stability, separate_stability, swap_index
+from iclflow.theory.fixed_points.stationarity import (
+    Conditions,
+    Nearest,
+    conditions,
+    descent_direction,
+    gradient_residual,
+    nearest_fixed_point,
+    residual_matrix,
+)
 from iclflow.theory.linear_transformer import (
     CoupledFlow,
     Course,
@@ -36,47 +77,6 @@ from iclflow.theory.linear_transformer import (
     optimum,
     transformer_curves,
     transformer_summary,
-)
-from iclflow.theory.merged_stability import (
-    MergedStability,
-    merged_stability_at_minimum,
-    merged_stability_at_zero,
-)
-from iclflow.theory.modes import Gains, Modes
-from iclflow.theory.monte_carlo import Estimate, monte_carlo_loss
-from iclflow.theory.plateaus import (
-    conspicuous_plateaus,
-    drop_sizes,
-    final_loss,
-    fixed_point_count,
-    level_count,
-    plateau_losses,
-)
-from iclflow.theory.regression import GradientDescent, OrdinaryLeastSquares, Ridge
-from iclflow.theory.scalar_ode import (
-    blow_up_course,
-    mid_drop_time,
-    paper_duration,
-    value_course,
-    value_time,
-)
-from iclflow.theory.stability import Order, Stability, separate_stability, swap_index
-from iclflow.theory.stairs import DropsBy, Staircase, staircase
-from iclflow.theory.stationarity import (
-    Conditions,
-    Nearest,
-    conditions,
-    descent_direction,
-    gradient_residual,
-    nearest_fixed_point,
-    residual_matrix,
-)
-from iclflow.theory.time_course import (
-    WhiteCourse,
-    growing_strength,
-    merged_course,
-    merged_half_time,
-    paper_merged_duration,
 )
 
 __all__ = [

@@ -7,17 +7,21 @@ import numpy as np
 
 from iclflow.losses import Population
 from iclflow.models import AbstractModel, Merged, Separate
-from iclflow.task import Task
-from iclflow.theory.algorithms import gradient_step, least_squares, zero_predictor
-from iclflow.theory.bayes import bayes_loss
-from iclflow.theory.fixed_points import saddle_path
-from iclflow.theory.modes import Modes
-from iclflow.theory.monte_carlo import monte_carlo_loss
-from iclflow.theory.plateaus import conspicuous_plateaus, fixed_point_count, plateau_losses
-from iclflow.theory.regression import OrdinaryLeastSquares, Ridge
-from iclflow.theory.stability import separate_stability
-from iclflow.theory.stairs import staircase
-from iclflow.theory.time_course import merged_half_time, paper_merged_duration
+from iclflow.tasks.task import Task
+from iclflow.theory.algorithms.bayes import bayes_loss
+from iclflow.theory.algorithms.linear import gradient_step, least_squares, zero_predictor
+from iclflow.theory.algorithms.monte_carlo import monte_carlo_loss
+from iclflow.theory.algorithms.regression import OrdinaryLeastSquares, Ridge
+from iclflow.theory.drops.one_drop import merged_half_time, paper_merged_duration
+from iclflow.theory.drops.staircase import staircase
+from iclflow.theory.fixed_points.levels import (
+    conspicuous_plateaus,
+    fixed_point_count,
+    plateau_losses,
+)
+from iclflow.theory.fixed_points.modes import Modes
+from iclflow.theory.fixed_points.points import saddle_path
+from iclflow.theory.fixed_points.stability import separate_stability
 
 SEQUENCES = 4000  # behind the losses that have no closed form
 

@@ -6,9 +6,9 @@ from typing import Self
 import numpy as np
 from jaxtyping import Float
 
-from iclflow.distributions import CommutingTasks, Gaussian, TaskPool
-from iclflow.prompt import Normaliser
-from iclflow.task import ContextLabels, Task
+from iclflow.tasks.distributions import CommutingTasks, Gaussian, TaskPool
+from iclflow.tasks.prompt import Normaliser
+from iclflow.tasks.task import ContextLabels, Task
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,271 @@
+"""Watch somebody's training loop: measures at log-spaced steps, stages online, one Dataset.
+
+monitor = Monitor()
+for step in range(steps):
+...
+monitor(step, loss=loss, weights=model.state_dict)
+monitor.to_dataset().to_netcdf("watched.nc")
+"""
+
+import json
+import math
+import operator
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import xarray as xr
+
+from iclflow.checkpoints.files import Arrays, CheckpointError
+from iclflow.checkpoints.layouts import find_layout
+from iclflow.checkpoints.matrices import MatrixTable
+from iclflow.checkpoints.measures import NEED_REFERENCE, Plan, Table
+from iclflow.checkpoints.watching import Line, named_arrays, scalar_loss
+from iclflow.diagnostics.stages import Stages, find_stages
+
+BINS = 32  # of the loss, in a factor e of steps
+PENDING = 256  # losses kept on the device before they are read
+ONLINE = ("norm", "effective_rank", "stable_rank", "step_distance")
+
+
+class Monitor:
+    """Called at every step as `monitor(step, loss=..., weights=...)`; cheap when nothing is due.
+
+    Weights may be a PyTorch state_dict, any JAX pytree, named NumPy arrays, or a function that
+    returns one of these (then called only when due). Attention weights under a known family of
+    names give measures of QK and OV of every head, as for checkpoints; other weights give
+    measures of every matrix.
+    """
+
+    def __init__(
+        self,
+        *,
+        measures: Sequence[str] = ONLINE,
+        rank: int = 8,
+        drop: int = 1,
+        matrices: Sequence[str] = ("*",),
+        largest: int = 4096,
+        per_decade: int = 20,
+        budget: float = 0.05,
+        heads: int | None = None,
+        groups: int | None = None,
+        config: Mapping[str, Any] | None = None,
+        live: bool = False,
+        stopwatch: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Choose what to watch.
+
+        - `measures`: as for checkpoints, but for those that need the last one.
+        - `matrices`: patterns of names, where the names are of no known family; matrices whose
+          smaller side exceeds `largest` are left out.
+        - `per_decade`: measured steps in a factor ten of steps.
+        - `budget`: measuring takes at most this share of the time; a measurement that would
+          exceed it is put off. The first one, which compiles, does not count.
+        - `heads`, `groups`, `config`: head counts, or the model's settings that hold them.
+        - `live`: keep a line about the run on the terminal.
+        """
+        ahead = [name for name in measures if name in NEED_REFERENCE]
+        if ahead:
+            raise ValueError(
+                f"{', '.join(ahead)} needs the last checkpoint, which a running job does not have; "
+                f"use step_distance, or measure saved checkpoints"
+            )
+        if isinstance(measures, str):
+            raise ValueError(f"measures must be a list of names, got the string {measures!r}")
+        for name, value in (("per_decade", per_decade), ("rank", rank), ("largest", largest)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not budget > 0:
+            raise ValueError(f"budget is a share of the time and must be above 0, got {budget}")
+        self.plan = Plan(tuple(measures), rank, drop)
+        self.matrices, self.largest = tuple(matrices), largest
+        self.ratio, self.budget = 10 ** (1 / per_decade), budget
+        self.heads, self.groups, self.config = heads, groups, dict(config or {})
+        self.stopwatch = stopwatch
+        self.last_step: int | None = None
+        self.next_step = 0
+        self.started: float | None = None
+        self.spent = 0.0
+        self.table: Table | MatrixTable | None = None
+        self.lost = 0  # losses that were not finite
+        self._pending: list[tuple[int, Any]] = []
+        self._bins: dict[int, tuple[float, float, int]] = {}  # bin -> sums of step, loss, count
+        self._stages: Stages | None = None
+        self._line = Line() if live else None
+
+    def due(self, step: Any) -> bool:
+        """Whether weights would be measured at this step."""
+        if _whole(step) < self.next_step:
+            return False
+        if self.started is None:
+            return True
+        return self.spent <= self.budget * (self.stopwatch() - self.started)
+
+    def __call__(self, step: Any, *, loss: Any = None, weights: Any = None) -> None:
+        """Note the loss of a step, and measure the weights if it is their turn."""
+        step = _whole(step)
+        if self.last_step is not None and step < self.last_step:
+            raise ValueError(
+                f"steps must not go back, got {step} after {self.last_step}; "
+                f"use a new Monitor for a new run"
+            )
+        self.last_step = step
+        if self.started is None:
+            self.started = self.stopwatch()
+        if loss is not None:
+            self._pending.append((step, scalar_loss(step, loss)))
+            if len(self._pending) >= PENDING:
+                self._read_losses()
+        if weights is not None and self.due(step):
+            self._measure(step, weights)
+        if self._line is not None and (step == 0 or self._line.stale(self.stopwatch())):
+            self._line.show(self.line())
+
+    def stages(self, *, resamples: int = 0) -> Stages:
+        """Plateaus and drops of the loss so far."""
+        self._read_losses()
+        if resamples or self._stages is None:
+            curve = self._curve()
+            self._stages = find_stages(curve[:, 0], curve[:, 1], resamples=resamples)
+        return self._stages
+
+    def line(self) -> str:
+        """One line: step, loss, plateau, drops, mean of each measure."""
+        stages = self.stages()
+        curve = self._curve()
+        parts = ["no step yet" if self.last_step is None else f"step {self.last_step}"]
+        if curve.size:
+            parts.append(f"loss {curve[-1, 1]:.4g}")
+        if stages.drops:
+            times = ", ".join(f"{drop.time:.4g}" for drop in stages.drops[-3:])
+            parts.append(f"{len(stages.drops)} drops, last at {times}")
+        if stages.plateaus and (not stages.drops or stages.drops[-1].complete):
+            now = stages.plateaus[-1]
+            parts.append(f"plateau at {now.level:.4g} since {now.start:.4g}")
+        elif stages.drops:
+            parts.append("falling")
+        if self.table is not None and self.table.rows:
+            row = self.table.rows[-1]
+            parts += [f"{name} {np.nanmean(values):.3g}" for name, values in row.items()]
+        return " · ".join(parts)
+
+    def to_dataset(self) -> xr.Dataset:
+        """All measures, [step, circuit, layer, head] or [step, matrix], and the binned loss."""
+        stages = self.stages(resamples=20)
+        curve = self._curve()
+        data = xr.Dataset() if self.table is None else self.table.to_dataset()
+        data = data.assign_coords(
+            loss_step=("loss_step", curve[:, 0], {"long_name": "step", "units": "1"})
+        )
+        data["loss"] = ("loss_step", curve[:, 1], {"long_name": "training loss", "units": "1"})
+        data["drop_step"] = (
+            "drop",
+            np.array([drop.time for drop in stages.drops], float),
+            {"long_name": "middle of a drop of the loss", "units": "1"},
+        )
+        data["drop_confidence"] = (
+            "drop",
+            np.array([drop.confidence for drop in stages.drops], float),
+            {"long_name": "confidence", "units": "1"},
+        )
+        data.attrs |= {"losses_not_finite": self.lost, "stages": json.dumps(stages.lines())}
+        return data
+
+    def close(self) -> None:
+        """Leave the terminal line as it is."""
+        if self._line is not None:
+            self._line.show(self.line())
+            self._line.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _measure(self, step: int, weights: Any) -> None:
+        began = self.stopwatch()
+        arrays = named_arrays(weights)
+        source = Arrays(arrays, self.config)
+        if self.table is None:
+            try:
+                layout = find_layout(source, heads=self.heads, groups=self.groups)
+                self.table = Table(self.plan, layout)
+            except CheckpointError as reason:
+                self.table = MatrixTable(self.plan, self.matrices, self.largest, str(reason))
+            self.table.add(step, source)
+        else:
+            self.table.add(step, source)
+            self.spent += self.stopwatch() - began
+        self.next_step = max(step + 1, math.ceil(step * self.ratio))
+
+    def _read_losses(self) -> None:
+        for step, loss in self._pending:
+            value = float(loss)
+            if not math.isfinite(value):
+                self.lost += 1
+                continue
+            label = -1 if step == 0 else math.floor(BINS * math.log(step))
+            at, total, count = self._bins.get(label, (0.0, 0.0, 0))
+            self._bins[label] = (at + step, total + value, count + 1)
+            self._stages = None
+        self._pending.clear()
+
+    def _curve(self) -> np.ndarray:
+        """[bins, 2]: mean step and mean loss."""
+        rows = [(at / count, total / count) for at, total, count in self._bins.values()]
+        return np.array(rows, float).reshape(-1, 2)
+
+
+def _whole(step: Any) -> int:
+    """A step as a whole number, not negative."""
+    try:
+        number = operator.index(step)
+    except TypeError:
+        raise ValueError(f"a step must be a whole number, got {step!r}") from None
+    if number < 0:
+        raise ValueError(f"steps count from 0, got {number}")
+    return number
+
+
+class TrainerCallback:
+    """A `Monitor` as a callback of the Hugging Face Trainer: `Trainer(callbacks=[this])`.
+
+    It has the methods the Trainer calls and inherits nothing, so that transformers is not
+    imported. Losses are those the Trainer logs; weights are read only when due.
+    """
+
+    def __init__(self, monitor: Monitor) -> None:
+        self.monitor = monitor
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        """Take the head counts from the model's settings."""
+        config = getattr(context.get("model"), "config", None)
+        if config is not None and not self.monitor.config:
+            self.monitor.config = config.to_dict()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        """Measure the weights."""
+        model = context.get("model")
+        if model is not None and self._leads(state) and self.monitor.due(state.global_step):
+            self.monitor(state.global_step, weights=model.state_dict)
+
+    def on_log(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        """Note the loss."""
+        logs = context.get("logs") or {}
+        if "loss" in logs and self._leads(state):
+            self.monitor(state.global_step, loss=logs["loss"])
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        """Release the terminal line."""
+        self.monitor.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("on_"):  # every other event
+            return lambda *_, **__: None
+        raise AttributeError(name)
+
+    @staticmethod
+    def _leads(state: Any) -> bool:
+        return bool(getattr(state, "is_world_process_zero", True))

@@ -1,0 +1,136 @@
+"""Distances of models to the candidates, the best match and its margin."""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jaxtyping import Float
+
+from iclflow.diagnosis.identify.candidates import candidates, ridges_of
+from iclflow.diagnosis.identify.prompts import Prompts, own_predictions
+from iclflow.diagnosis.identify.space import feature_space
+from iclflow.losses import Population
+from iclflow.models import AbstractLinearModel, AbstractModel, Softmax
+from iclflow.tasks.task import Task
+from iclflow.theory import InWeight, LinearPredictor, Modes, Ridge
+
+
+def identify(
+    models: AbstractModel,
+    task: Task,
+    *,
+    on: Task | None = None,
+    among: Mapping[str, AbstractModel] | None = None,
+    sequences: int = 2000,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Distances of models to each candidate, the best match and its margin.
+
+    - `models`: one model whose weights have a leading axis of saved times.
+    - `task`: what the model is trained on; the candidates are the algorithms for it.
+    - `on`: the task whose prompts the comparison uses (see `shifted`); `task` if omitted.
+    - `among`: the candidates, by name; `candidates(task)` if omitted.
+
+    Variables: `distance` [time, candidate]; `algorithm`, `margin` = 1 - best/second (1 for a
+    perfect match, 0 for a tie; the second is of another kind) [time]; `exact` [candidate]. Beside
+    the contest, `ridge` and `ridge_distance` [time]: the ρ of the ridge regression nearest to the
+    model, and its distance.
+    """
+    if task.outputs != 1:
+        raise ValueError(f"algorithms are identified for one output, this task has {task.outputs}")
+    test = task if on is None else on
+    given = candidates(task, sequences=sequences, seed=seed) if among is None else dict(among)
+    prompts = Prompts.of(test, sequences, seed)
+    unit = float(Population(test).power) - float(test.target_noise) ** 2
+    if unit <= 0:
+        raise ValueError("all labels of this task are zero, so every algorithm is the same")
+    modes = Modes.of(task.in_context() if float(task.fixed_fraction) > 0 else task)
+    space = feature_space(models, test)
+    own = np.asarray(own_predictions(models, space, prompts))
+    rotates = float(task.fixed_fraction) == 0  # towards w* any turn would look like in-weight
+    squared, exact = {}, {}
+    for name, predictor in given.items():
+        turned = None
+        if among is None and rotates and name.startswith("PCR-"):
+            turned = _rotated_components(int(name[4:].partition(" ")[0]), models, modes)
+        exact[name] = space is not None and isinstance(predictor, LinearPredictor | InWeight)
+        if exact[name]:
+            assert space is not None
+            squared[name] = space.squared_distances(models, turned or predictor, turned is not None)
+        else:
+            stacked = (
+                prompts.predict_stacked(turned) if turned else prompts.predict(predictor)[None]
+            )
+            squared[name] = np.mean((own - np.asarray(stacked)) ** 2, axis=1)
+    ridge_squared, ridge = _nearest_ridge(own, task, prompts)
+    names = list(squared)
+    distance = np.sqrt(np.stack([squared[name] for name in names], axis=1) / unit)
+    best, margin = best_match(distance, names)
+    label = {"long_name": r"distance $(E(\hat y-\hat y')^2/E[y^2])^{1/2}$", "units": "1"}
+    return xr.Dataset(
+        {
+            "distance": (("time", "candidate"), distance, label),
+            "algorithm": ("time", np.array([names[i] for i in best], str)),
+            "margin": ("time", margin, {"long_name": "margin over the second best", "units": "1"}),
+            "ridge": ("time", ridge, {"long_name": r"nearest ridge $\rho$", "units": "1"}),
+            "ridge_distance": ("time", np.sqrt(ridge_squared / unit), label),
+            "exact": ("candidate", np.array([exact[name] for name in names])),
+        },
+        coords={"candidate": names},
+    )
+
+
+def best_match(
+    distance: Float[np.ndarray, "T C"], names: Sequence[str] = ()
+) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest candidate of each row, and 1 - (its distance)/(that of the second).
+
+    With names, the second is the nearest of another kind: w* and w* shrunk to E[w] are one kind.
+    """
+    kinds = np.array([name.split()[0] if name.startswith("in-weight") else name for name in names])
+    if not names:
+        kinds = np.arange(distance.shape[1]).astype(str)
+    best = np.argmin(distance, axis=1)
+    rivals = np.where(kinds[None, :] == kinds[best][:, None], np.inf, distance)
+    second = rivals.min(axis=1)
+    first = distance[np.arange(len(best)), best]
+    return best, np.where(second > 0, 1 - first / np.where(second > 0, second, 1.0), 0.0)
+
+
+def _nearest_ridge(
+    own: Float[np.ndarray, "T P"], task: Task, prompts: Prompts
+) -> tuple[Float[np.ndarray, " T"], Float[np.ndarray, " T"]]:
+    """The squared distance to the ridge regression nearest to each model, and its ρ."""
+    ridges = ridges_of(task)
+    theirs = [np.asarray(prompts.predict(Ridge(ridge))) for ridge in ridges]
+    squared = np.stack([np.mean((own - row[None]) ** 2, axis=1) for row in theirs])
+    best = np.argmin(squared, axis=0)
+    return squared[best, np.arange(own.shape[0])], ridges[best]
+
+
+def _rotated_components(
+    components: int, models: AbstractModel, modes: Modes
+) -> LinearPredictor | None:
+    """PCR inside a group of equal σ: for each model the rotation of the group nearest to it.
+
+    None where the first `components` modes are whole groups, which no rotation changes.
+    """
+    part = models.attention if isinstance(models, Softmax) else models
+    group = next((g for g in modes.groups() if g[0] < components <= g[-1]), ())
+    if not group or not isinstance(part, AbstractLinearModel):
+        return None
+    index, count = list(group), components - group[0]
+    weights = np.asarray(jax.vmap(lambda m: m.reduced_weights()[0, 0])(part))
+    keys, queries = (
+        np.asarray(modes.key_vectors)[:, index],
+        np.asarray(modes.query_vectors)[:, index],
+    )
+    left, right = np.asarray(modes.second) @ keys, np.asarray(modes.covariance) @ queries
+    block = left.T @ weights @ right
+    rotation = np.linalg.eigh((block + np.swapaxes(block, 1, 2)) / 2)[1][..., -count:]
+    projector = rotation @ np.swapaxes(rotation, 1, 2)
+    partial = float(modes.singular[group[0]]) * keys @ projector @ queries.T
+    whole = np.asarray(modes.weight(range(group[0])))
+    return jax.vmap(lambda w: LinearPredictor(w[None, None]))(jnp.asarray(whole + partial))

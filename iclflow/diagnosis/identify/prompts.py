@@ -1,0 +1,79 @@
+"""Prompts on which predictors are compared, also of a shifted task."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from iclflow.diagnosis.identify.space import Space
+from iclflow.models import AbstractModel
+from iclflow.tasks.prompt import Prompt, map_prefixes
+from iclflow.tasks.task import Task
+
+
+def shifted(
+    task: Task,
+    *,
+    context: int | None = None,
+    spectrum: Sequence[float] | Float[np.ndarray, " D"] | None = None,
+    scale: float = 1.0,
+) -> Task:
+    """The task with another context length, other eigenvalues, or x multiplied by `scale`."""
+    changes: dict[str, Any] = {} if context is None else {"context": context}
+    if context is not None and task.lengths != (task.context,):
+        changes["lengths"] = (context,)
+    eigenvalues = np.asarray(task.spectrum if spectrum is None else spectrum, float)
+    if eigenvalues.shape != task.spectrum.shape:
+        raise ValueError(
+            f"the shifted spectrum needs {task.size} eigenvalues (one for each eigenvector), "
+            f"got {eigenvalues.size}"
+        )
+    return task.replace(spectrum=eigenvalues * scale**2, **changes)
+
+
+class Prompts(eqx.Module):
+    """One set of sampled prompts, on which predictors are compared."""
+
+    drawn: Prompt
+    lengths: tuple[int, ...] = eqx.field(static=True)
+
+    @classmethod
+    @eqx.filter_jit
+    def of(cls, task: Task, sequences: int, seed: int) -> "Prompts":
+        """Draw the prompts."""
+        keys = jax.random.split(jax.random.key(seed), sequences)
+        return cls(jax.vmap(task.sample)(keys), task.lengths)
+
+    def each(self, function: Callable[[Prompt], Float[Array, ""]]) -> Float[Array, " P"]:
+        """A function of every prefix of every prompt, in a row."""
+        return jax.vmap(lambda p: map_prefixes(function, p, self.lengths))(self.drawn).reshape(-1)
+
+    @eqx.filter_jit
+    def predict(self, predictor: AbstractModel) -> Float[Array, " P"]:
+        """The predictions of one predictor."""
+        return self.each(lambda prompt: predictor(prompt)[0])
+
+    @eqx.filter_jit
+    def predict_stacked(self, models: AbstractModel) -> Float[Array, "T P"]:
+        """The predictions of models with a leading axis, one after another."""
+        return jax.lax.map(self.predict, models)
+
+
+@eqx.filter_jit
+def own_predictions(
+    models: AbstractModel, space: Space | None, prompts: Prompts
+) -> Float[Array, "T P"]:
+    """Predictions of the models: a product with the features where they are linear in them."""
+    if space is None:
+        return prompts.predict_stacked(models)
+
+    def features(prompt: Prompt) -> Float[Array, " F"]:
+        return jnp.outer(space.map.statistic(prompt), prompt.query).reshape(-1)
+
+    rows = jax.vmap(lambda p: map_prefixes(features, p, prompts.lengths))(prompts.drawn)
+    weights = jax.vmap(space.vector)(models)[:, : rows.shape[-1]]
+    return weights @ rows.reshape(-1, rows.shape[-1]).T

@@ -1,0 +1,1 @@
+"""Abrupt drop: data, claims, figure."""

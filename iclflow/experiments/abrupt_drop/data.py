@@ -1,0 +1,286 @@
+"""Fig. 1: merged key and query is a two-layer linear network; its loss drops once, abruptly.
+
+The run of the figure: eight heads, all blocks trained, on P = 80,000 sequences, and the MLP on
+cubic features from the same weights. Beside it what the claims need: the same two models through
+independent code on few sequences, white inputs against the closed form, the two regressions.
+"""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array
+from scipy.integrate import solve_ivp
+
+from iclflow.diagnostics import find_stages
+from iclflow.dynamics import Descent
+from iclflow.experiments.abrupt_drop.claims import abrupt_drop_claims
+from iclflow.experiments.base import Claim, Progress
+from iclflow.experiments.four_inputs import (
+    CONTEXT,
+    QUICK_SEQUENCES,
+    SEQUENCES,
+    correlations,
+    four_input_moments,
+    four_input_population,
+    four_input_task,
+    seed_count,
+)
+from iclflow.experiments.runs import (
+    Variable,
+    clock,
+    draw,
+    first_crossing,
+    labelled,
+    spread,
+    train,
+)
+from iclflow.losses import Moments, Population, Sequences
+from iclflow.models import MLP, Merged
+from iclflow.published import Options, PublishedInitialiser
+from iclflow.runs.simulate import simulate
+from iclflow.runs.sweep import draw_model
+from iclflow.tasks.task import Task
+from iclflow.theory.drops.one_drop import (
+    WhiteCourse,
+    logistic_strength,
+    merged_course,
+    merged_half_time,
+    paper_merged_duration,
+)
+from iclflow.theory.fixed_points.conserved import conservation_drift, conserved_quantities
+from iclflow.theory.fixed_points.levels import plateau_losses
+
+HEADS = 8
+PUBLISHED_INIT, PUBLISHED_RATE = 1e-6, 0.001  # per entry, attention not divided by N
+# E8, two weights in a term of the prediction: weights times √N, rate times N.
+ENTRY = PUBLISHED_INIT * CONTEXT**0.5
+RATE = PUBLISHED_RATE * CONTEXT
+WINDOW = 4_001  # steps of the published run
+STEPS = 20_000  # t/τ = 1240: the slowest mode has relaxed by e^-14
+SCALE_VALUES = ENTRY * HEADS**0.5  # w of (34) from the value weights ...
+SCALE_MERGED = SCALE_VALUES * 4  # ... and from the D² entries of each U: published init is neither
+
+CHECK_SEQUENCES, CHECK_SCALE, CHECK_RATE, CHECK_STEPS = 96, 0.01, 0.05, 600
+WHITE_SCALE, WHITE_TIME = 1e-3, 120.0
+SOLVER = 1e-8  # relative tolerance of the reduced flow
+
+CONVERSION = (
+    f"published init {PUBLISHED_INIT:g} per entry, attention not divided by N; divided by N = "
+    f"{CONTEXT} it is {ENTRY:.3g} per entry, i.e. w = {SCALE_VALUES:.3g} of (34) for the values "
+    f"and {SCALE_MERGED:.3g} for the merged weights; rate {PUBLISHED_RATE:g} becomes {RATE:g}"
+)
+
+
+@functools.cache
+def trained(quick: bool) -> dict[str, dict[str, np.ndarray]]:
+    """The figure's runs, attention and MLP, from the same weights on the same data."""
+    loss = four_input_moments(quick)
+    options = Options(model="attnM", head_num=HEADS, init=ENTRY)
+    attention = draw(PublishedInitialiser(options), range(seed_count(quick)))
+    assert isinstance(attention, Merged)
+    marks = spread(STEPS)
+    return {
+        "attention": train(loss, attention, RATE, marks),
+        "mlp": train(loss, eqx.filter_vmap(MLP.from_attention)(attention), RATE, marks),
+    }
+
+
+def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Dataset:
+    """Loss of ATTN_M and MLP over training, six seeds, with the theory; see the claims."""
+    report = progress or (lambda done, total: None)
+    task, population = four_input_task(), Population(four_input_task())
+    report(0, 5)
+    loss = four_input_moments(quick)
+    report(1, 5)
+    runs, marks = trained(quick), spread(STEPS)
+    attention = runs["attention"]
+    coordinates = clock(marks, RATE)
+    time = coordinates["time"][1]
+    report(2, 5)
+
+    levels = np.asarray(plateau_losses(task))[[0, -1]]
+    middle = levels.mean()
+    starts = [
+        Merged(
+            values=jnp.asarray(attention["values"][s, 0]),
+            merged=jnp.asarray(attention["merged"][s, 0]),
+        )
+        for s in range(seed_count(quick))
+    ]
+    courses = [merged_course(population, start, time, tolerance=SOLVER) for start in starts]
+    norms = [float(np.linalg.norm(start.values)) for start in starts]
+    stages = [find_stages(time, row, resamples=0) for row in attention["loss"]]
+    final = np.einsum(
+        "sh,shdc->sdc", attention["values"][:, -1, :, 0, 0], attention["merged"][:, -1]
+    )
+    report(3, 5)
+
+    variables: dict[str, Variable] = {
+        "loss": (("seed", "time"), attention["loss"], "loss of linear attention, merged"),
+        "loss_mlp": (("seed", "time"), runs["mlp"]["loss"], "loss of the MLP on cubic features"),
+        "loss_theory": (("seed", "time"), [c.loss for c in courses], "reduced flow, E2"),
+        "levels": (("level",), levels, "loss at the two fixed points (14)"),
+        "drop_count": (("seed",), [len(s.drops) for s in stages], "drops found by the detector"),
+        "half_time": (
+            ("seed",),
+            [first_crossing(time, row, middle) for row in attention["loss"]],
+            "t/τ at which the loss is halfway down",
+        ),
+        "half_time_theory": (
+            ("seed",),
+            [merged_half_time(population, start, tolerance=SOLVER) for start in starts],
+            "the same from the reduced flow, E2",
+        ),
+        "half_time_paper": (
+            ("seed",),
+            np.asarray(paper_merged_duration(population, np.asarray(norms))),
+            "the paper's estimate (51), w = |w₂(0)|",
+        ),
+        **_parallel(runs, marks),
+        **_solutions(loss, population, final),
+        **_equivalence(task),
+    }
+    report(4, 5)
+    variables |= _white()
+    report(5, 5)
+    settings = {
+        "figure": "Fig. 1 (right)",
+        "sequences": QUICK_SEQUENCES if quick else SEQUENCES,
+        "quick": quick,
+        "heads": HEADS,
+        "rate": RATE,
+        "steps": STEPS,
+        "window": WINDOW,
+        "scale": SCALE_VALUES,
+        "white_scale": WHITE_SCALE,
+        "conversion": CONVERSION,
+    }
+    coordinates["seed"] = np.arange(seed_count(quick))
+    return labelled(variables, coordinates, settings)
+
+
+def _parallel(runs: dict[str, dict[str, np.ndarray]], marks: np.ndarray) -> dict[str, Variable]:
+    """Smallest |cos| between two heads at the end of the paper's window, and what (17) allows."""
+    window = int(np.searchsorted(marks, WINDOW))
+
+    def smallest(heads: np.ndarray) -> np.ndarray:
+        flat = heads.reshape(*heads.shape[:2], -1)
+        unit = flat / np.linalg.norm(flat, axis=-1, keepdims=True)
+        return np.abs(np.einsum("shf,sgf->shg", unit, unit)).min(axis=(1, 2))
+
+    first, second = runs["mlp"]["first"], runs["mlp"]["second"][..., 0, 0]
+    start = np.einsum("sh,sg->shg", second[:, 0], second[:, 0])
+    start -= np.einsum("shf,sgf->shg", first[:, 0], first[:, 0])
+    weakest = (second[:, window] ** 2).min(axis=1)
+    merged = runs["attention"]["merged"]
+    about = "smallest |cos| between two heads"
+    return {
+        "head_cosine": (("seed",), smallest(first[:, window]), f"{about}, MLP"),
+        "head_cosine_attention": (("seed",), smallest(merged[:, window]), f"{about}, all blocks"),
+        "head_cosine_late": (("seed",), smallest(merged[:, -1]), f"{about}, all blocks, last step"),
+        "head_cosine_bound": (
+            ("seed",),
+            2 * np.abs(start).max(axis=(1, 2)) / weakest,
+            "1 - |cos| that the conserved w₂w₂ᵀ - W₁W₁ᵀ allows the weakest head",
+        ),
+    }
+
+
+def _solutions(loss: Moments, population: Population, final: np.ndarray) -> dict[str, Variable]:
+    """The solution (16) by formula, by regression on z, and as the training's end."""
+    size = final.shape[-1]
+    covariance = np.asarray(population.covariance)
+    identity = np.eye(size)
+    formula = np.linalg.inv(covariance + (covariance + np.trace(covariance) * identity) / CONTEXT)
+
+    def regress(moments: Moments) -> np.ndarray:
+        cross, second = correlations(moments)
+        return np.linalg.solve(second, cross).reshape(size, size)
+
+    return {
+        "formula": (("row", "column"), formula, "(Λ + (Λ + tr(Λ) I)/N)⁻¹ (16)"),
+        "regression_population": (
+            ("row", "column"),
+            regress(four_input_population()),
+            "regression of y on z, population",
+        ),
+        "regression_sample": (("row", "column"), regress(loss), "regression of y on z, sample"),
+        "trained": (("seed", "row", "column"), final, "Σ vᵢ Uᵢ at the end of training"),
+        "second": (("row", "column"), np.asarray(population.second), "B = E[ββᵀ]"),
+        "covariance": (("row", "column"), covariance, "Λ"),
+    }
+
+
+def _equivalence(task: Task) -> dict[str, Variable]:
+    """ATTN_M and MLP trained through independent code, on prompts: no shared features."""
+    loss = Sequences.sample(task, CHECK_SEQUENCES, jax.random.key(5))
+    model = draw_model(Merged.initialiser(task, heads=HEADS, scale=CHECK_SCALE), jax.random.key(0))
+    assert isinstance(model, Merged)
+    descent = Descent(CHECK_RATE, CHECK_STEPS)
+    curves = [simulate(loss, m, descent).loss for m in (model, MLP.from_attention(model))]
+    return {
+        "check_attention": (("check",), curves[0], "ATTN_M on prompts, frozen blocks"),
+        "check_mlp": (("check",), curves[1], "MLP on the cubic features of the same prompts"),
+    }
+
+
+def _white() -> dict[str, Variable]:
+    """White inputs, Λ = I/D: gradient flow against the closed form (15); conservation (17)."""
+    task = Task(np.full(4, 0.25), CONTEXT)
+    population = Population(task)
+    model = draw_model(Merged.initialiser(task, heads=HEADS, scale=WHITE_SCALE), jax.random.key(0))
+    assert isinstance(model, Merged)
+    time = np.linspace(0, WHITE_TIME, 241)
+    loss, weights = _integrated(population, model, time)
+    course = WhiteCourse(population, model)
+    power, rate, saturation = (float(a) for a in (course.power, course.rate, course.saturation))
+    small = np.sum(np.asarray(model.values) ** 2)
+    strength = np.asarray(logistic_strength(time, small, rate, saturation))
+    paper = power - 2 * rate * strength + saturation * strength**2
+    return {
+        "white_time": (("white",), time, "t/τ, white inputs"),
+        "white_loss": (("white",), loss, "gradient flow, white inputs, w = 1e-3"),
+        "white_theory": (("white",), course.loss(time), "closed form (15), s(0) of E2"),
+        "white_paper": (("white",), paper, "closed form (15), s(0) = |w₂(0)|²"),
+        "conserved_drift": (
+            ("white",),
+            _drift(weights),
+            "largest change of w₂w₂ᵀ - W₁W₁ᵀ (17)",
+        ),
+    }
+
+
+def _integrated(
+    population: Population, model: Merged, time: np.ndarray
+) -> tuple[np.ndarray, dict[str, Array]]:
+    """The gradient flow by SciPy: another solver than `Flow`, and little to compile."""
+    start, build = ravel_pytree(model)
+    whole = jax.jit(jax.value_and_grad(lambda flat: population(build(flat))))
+
+    def slope(t: float, flat: np.ndarray) -> np.ndarray:
+        return -np.asarray(whole(flat)[1]) / 2  # τ dW/dt = -½ ∂L/∂W (10)
+
+    span, small = (time[0], time[-1]), 1e-2 * SOLVER * WHITE_SCALE
+    found = solve_ivp(slope, span, np.asarray(start), "DOP853", time, rtol=SOLVER, atol=small)
+    states = jnp.asarray(found.y.T)
+    models = jax.jit(jax.vmap(build))(states)
+    loss = np.array([whole(flat)[0] for flat in found.y.T])
+    return loss, {"values": models.values, "merged": models.merged}
+
+
+@eqx.filter_jit
+def _drift(weights: dict[str, Array]) -> Array:
+    series = jax.vmap(lambda v, u: conserved_quantities(Merged(values=v, merged=u)))(
+        weights["values"], weights["merged"]
+    )
+    return conservation_drift(series)["value_merged"]
+
+
+def claims(data: xr.Dataset) -> list[Claim]:
+    """Everything the paper says about merged key and query, except Fig. 6."""
+    return abrupt_drop_claims(data)

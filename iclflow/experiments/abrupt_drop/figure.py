@@ -1,0 +1,48 @@
+"""Fig. 1: the equivalence drawn, and the loss of attention and network with the theory."""
+
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from iclflow.experiments.schematics.figure import draw_merged
+from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
+
+
+def abrupt_drop_figure(data: xr.Dataset) -> Figure:
+    """Left the schematic, right the loss of ATTN_M and of MLP(z) in the paper's window."""
+    with style():
+        figure = Figure(figsize=(2.08 * COLUMN, 0.78 * COLUMN))
+        left, right = figure.subplots(1, 2, width_ratios=(1, 1.35))
+        draw_merged(left)
+        plot_drop(right, data)
+    return figure
+
+
+def plot_drop(axes: Axes, data: xr.Dataset) -> Axes:
+    """Loss over t/τ: attention wide, network thin on top, reduced flow dashed."""
+    window = 2 * data.attrs["rate"] * data.attrs["window"]
+    time = data["time"].values
+    curves = (
+        ("loss", {"color": COLOURS[5], "linewidth": 3.0}, r"$\mathrm{ATTN_M}$"),
+        ("loss_mlp", {"color": COLOURS[1], "linewidth": 1.0}, r"$\mathrm{MLP}(\mathbf{z})$"),
+        ("loss_theory", {**THEORY, "linewidth": 0.8}, "theory, from the initial weights"),
+    )
+    for name, look, label in curves:
+        axes.plot(time, data[name].values.T, **look)
+        axes.plot([], [], label=label, **look)
+    for level, name in zip(data["levels"].values, (r"$L(\mathbf{0})$", r"$L_*$"), strict=True):
+        axes.axhline(level, color="0.45", linewidth=0.6, linestyle=(0, (4, 3)), zorder=0)
+        axes.annotate(
+            name, (window, level), xytext=(3, 0), textcoords="offset points", va="center",
+            annotation_clip=False, fontsize=7,
+        )  # fmt: skip
+    axes.set_xlim(0, window)
+    axes.set_ylim(0, 1.08 * float(data["levels"][0]))
+    axes.set_xlabel(r"training time $t/\tau$")
+    axes.set_ylabel("loss")
+    axes.legend(loc="upper right", bbox_to_anchor=(1.0, 0.9))
+    count = data.sizes["seed"]
+    axes.set_title(
+        rf"$P$ = {data.attrs['sequences']:,}, $H$ = {data.attrs['heads']}, {count} seeds"
+    )
+    return axes

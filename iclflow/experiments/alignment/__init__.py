@@ -1,0 +1,1 @@
+"""Alignment: data, claims, figure."""

@@ -1,0 +1,1 @@
+"""Grokking: data, claims, figure."""

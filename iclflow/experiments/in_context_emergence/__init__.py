@@ -1,0 +1,1 @@
+"""In context emergence: data, claims, figure."""

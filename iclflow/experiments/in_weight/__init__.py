@@ -1,0 +1,1 @@
+"""In weight: data, claims, figure."""

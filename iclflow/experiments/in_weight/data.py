@@ -1,0 +1,197 @@
+"""In-weight and in-context learning when a portion of the task vectors is fixed (Figs 5, 10).
+
+Merged key and query, D = 4, Λ = I/D, eight heads. With a fixed task the zero blocks do not stay
+zero (87), so all blocks are trained. Training and test losses are exact: the moments of all
+features in the population, so that a test loss carries no sampling error.
+"""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jaxtyping import Array, Float, Int
+
+from iclflow.dynamics import Descent
+from iclflow.experiments.base import Progress
+from iclflow.experiments.four_inputs import CONTEXT, QUICK_SEQUENCES, SEQUENCES
+from iclflow.experiments.in_weight.claims import claims_fig5, claims_fig10
+from iclflow.experiments.runs import MARKS, Variable, clock, labelled, long_running
+from iclflow.linalg import packed_pairs
+from iclflow.losses import Moments, population_moments
+from iclflow.models import Blocks, Merged
+from iclflow.runs.simulate import simulate
+from iclflow.runs.sweep import draw_model
+from iclflow.tasks.task import ContextLabels, Task
+from iclflow.theory.fixed_points.levels import plateau_losses
+
+__all__ = ["claims_fig5", "claims_fig10", "compute_fig5", "compute_fig10"]
+
+SIZE, HEADS = 4, 8
+PORTIONS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+SHOWN = 0.6  # Fig. 5 (left)
+SEED, DATA_KEY = 0, 1
+
+# Two weights in a term: published weights times N^(1/2), its rate times N. Its init is the
+# standard deviation of every entry, of v and of U, which is not (34): U is D times larger.
+PUBLISHED_INIT, PUBLISHED_RATE, PUBLISHED_STEPS = 1e-6, 5e-4, 4_000
+RATE = PUBLISHED_RATE * CONTEXT
+SCALE = PUBLISHED_INIT * CONTEXT**0.5 * HEADS**0.5  # w of (34), from the value weights
+STEPS = 8_000  # twice the paper's window, for the slow part after the drops
+CONVERSION = (
+    f"published init {PUBLISHED_INIT:g} per entry, attention not divided by N = {CONTEXT}: "
+    f"{PUBLISHED_INIT * CONTEXT**0.5:.3g} per entry here, w = {SCALE:.3g} of (34) for the values; "
+    f"rate {PUBLISHED_RATE:g} is {RATE:.4g}, so t/τ = {2 * RATE:.3g} a step"
+)
+TESTS = {
+    "in_context": "in-context test loss: every task vector random",
+    "in_weight": "in-weight test loss: every task vector the fixed one (the paper)",
+    "in_weight_noise": (
+        "in-weight test loss, context labels pure noise (the published code's test set)"
+    ),
+}
+
+
+def compute_fig5(*, quick: bool = False, progress: Progress | None = None) -> xr.Dataset:
+    """Training and test losses at all portions of fixed task vectors (Fig. 5)."""
+    data = _compute(quick)
+    if progress is not None:
+        progress(1, 1)
+    return data
+
+
+def compute_fig10(*, quick: bool = False, progress: Progress | None = None) -> xr.Dataset:
+    """The same runs, of which Fig. 10 shows all losses."""
+    return compute_fig5(quick=quick, progress=progress)
+
+
+def portion_task(portion: float, context_labels: ContextLabels = ContextLabels.TASK) -> Task:
+    """The training task; the fixed task vector has |w*|² = D."""
+    return Task(
+        np.full(SIZE, 1 / SIZE), CONTEXT, fixed_fraction=portion, context_labels=context_labels
+    )
+
+
+@functools.cache
+def _compute(quick: bool) -> xr.Dataset:
+    sequences = QUICK_SEQUENCES if quick else SEQUENCES
+    tasks = [portion_task(portion) for portion in PORTIONS]
+    trained = [population_moments(task) for task in tasks]
+    # Beside them: "all fixed" as the published code trains it, and one portion on sequences.
+    noisy = population_moments(portion_task(1.0, ContextLabels.NOISE))
+    sampled = Moments.sample(portion_task(SHOWN), sequences, jax.random.key(DATA_KEY), matched=True)
+    tests = {
+        "in_context": population_moments(tasks[0].in_context()),
+        "in_weight": population_moments(tasks[0].in_weight()),
+        "in_weight_noise": population_moments(tasks[0].in_weight(ContextLabels.NOISE)),
+    }
+    model = _initial(tasks[0])
+    marks = np.round(np.linspace(0, STEPS, MARKS)).astype(int)
+    losses = jax.tree.map(lambda *a: jnp.asarray(np.stack(a)), *trained, noisy, sampled)
+    record = _train(losses, tests, model, jnp.asarray(marks))
+    record = {name: np.asarray(values) for name, values in record.items()}
+    times = 2 * RATE * marks
+    theory = [first_drop(loss, model) for loss in trained]
+    growth, level = (np.asarray([getattr(t, n) for t in theory]) for n in ("growth", "level"))
+    count = len(PORTIONS)
+    runs, one = ("portion", "time"), ("time",)
+    variables: dict[str, Variable] = {
+        "training": (runs, record["loss"][:count], "training loss"),
+        **{name: (runs, record[name][:count], about) for name, about in TESTS.items()},
+        "published_training": (one, record["loss"][count], "all fixed, context labels noise"),
+        "sampled_training": (one, record["loss"][count + 1], f"P = {sequences}, 60% fixed"),
+        "predicted": (runs, [t.loss(times) for t in theory], "first drop, predicted"),
+        "predicted_end": (("portion",), [t.time(0.9) for t in theory], "its end: 90% of the way"),
+        "growth": (("portion",), growth, r"growth rate on the first plateau, $\sigma_1$"),
+        "first_level": (("portion",), level, "predicted loss after the first drop"),
+        "minimum": (("portion",), [_minimum(loss) for loss in trained], "least loss (87) allows"),
+    }
+    settings = {
+        "inputs": SIZE, "context": CONTEXT, "heads": HEADS, "rate": RATE, "scale": SCALE,
+        "paper_window": 2 * RATE * PUBLISHED_STEPS, "shown": SHOWN,
+        "sampled_check_sequences": sequences,
+        "final_in_context": float(plateau_losses(tasks[0])[-1]), "conversion": CONVERSION,
+        "training": "gradient descent on population moments of all features, all blocks trained",
+        "in_weight": "drawn: context labels of the fixed task, as the paper's appendix says; "
+        "in_weight_noise has the published code's noise labels",
+    }  # fmt: skip
+    return labelled(variables, {"portion": list(PORTIONS), **clock(marks, RATE)}, settings)
+
+
+def _initial(task: Task) -> Merged:
+    """Entries of v and U with one standard deviation, as published."""
+    init = Merged.initialiser(task, heads=HEADS, scale=SCALE, blocks=Blocks.FULL)
+    model = draw_model(init, jax.random.key(SEED))
+    assert isinstance(model, Merged)
+    return eqx.tree_at(lambda m: m.merged, model, model.merged * SIZE)
+
+
+@long_running
+def _train(
+    losses: Moments, tests: dict[str, Moments], model: Merged, marks: Int[Array, " T"]
+) -> dict[str, Array]:
+    def one(loss: Moments) -> dict[str, Array]:
+        return simulate(loss, model, Descent(RATE, 0), saveat=marks, also=tests).record
+
+    return eqx.filter_vmap(one)(losses)
+
+
+class FirstDrop(eqx.Module):
+    """The first drop of merged attention with all blocks, from small weights.
+
+    Near zero the pairs a = [𝐯; v], b = vec[U; 𝐮] of every head obey τ da/dt = C b,
+    τ db/dt = Cᵀa with C = E[y S ⊗ x_q]: they grow along its leading singular vectors, at the
+    rate σ₁. On that line the loss is E[y²] - 2 σ₁ s + κ s², and s follows the logistic course of
+    (15): τ ds/dt = 2 s (σ₁ - κ s), s(0) = ¼ Σ (a·u + b·w)².
+    """
+
+    growth: float  # σ₁
+    curvature: float  # κ
+    power: float
+    start: float  # s(0)
+
+    @property
+    def level(self) -> float:
+        """The loss after the drop."""
+        return self.power - self.growth**2 / self.curvature
+
+    def time(self, share: float) -> float:
+        """When s has come a share of its way."""
+        end = self.growth / self.curvature
+        return float(np.log(share / (1 - share) * (end / self.start - 1)) / (2 * self.growth))
+
+    def loss(self, times: Float[np.ndarray, " T"]) -> Float[np.ndarray, " T"]:
+        """The loss on the clock t/τ."""
+        end = self.growth / self.curvature
+        s = end / (1 + (end / self.start - 1) * np.exp(-2 * self.growth * times))
+        return self.power - 2 * self.growth * s + self.curvature * s**2
+
+
+def first_drop(loss: Moments, model: Merged) -> FirstDrop:
+    """The prediction from the moments and the initial weights."""
+    token = SIZE + 1
+    first, second = packed_pairs(token)
+    cross = np.zeros((token, token, SIZE))
+    packed = np.asarray(loss.cross).reshape(len(first), SIZE)
+    cross[first, second] = cross[second, first] = packed
+    left, gains, right = np.linalg.svd(cross.reshape(token, -1))
+    line = np.outer(left[:, 0], right[0]).reshape(token, token, SIZE)
+    both = line + np.swapaxes(line, 0, 1)  # S is symmetric: each pair of entries is one feature
+    weights = np.where((first == second)[:, None], 0.5, 1.0) * both[first, second]
+    weights = weights.reshape(-1)
+    rows = np.asarray(model.value_rows())[:, 0]
+    merged = np.asarray(model.key_query()).reshape(HEADS, -1)
+    return FirstDrop(
+        growth=float(gains[0]),
+        curvature=float(weights @ np.asarray(loss.second) @ weights),
+        power=float(loss.power),
+        start=float(np.sum((rows @ left[:, 0] + merged @ right[0]) ** 2) / 4),
+    )
+
+
+def _minimum(loss: Moments) -> float:
+    """The least loss of any weights on the features, which eight heads can express."""
+    cross, second = np.asarray(loss.cross)[0], np.asarray(loss.second)
+    return float(loss.power) - float(cross @ np.linalg.lstsq(second, cross, rcond=None)[0])

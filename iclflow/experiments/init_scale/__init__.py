@@ -1,0 +1,1 @@
+"""Init scale: data, claims, figure."""

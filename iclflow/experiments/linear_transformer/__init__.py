@@ -1,0 +1,1 @@
+"""Linear transformer: data, claims, figure."""

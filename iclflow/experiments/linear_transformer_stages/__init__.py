@@ -1,0 +1,1 @@
+"""Linear transformer stages: data, claims, figure."""

@@ -1,0 +1,1 @@
+"""Saddle to saddle: data, claims, figure."""

@@ -1,0 +1,272 @@
+"""Figs 3 and 7: separate key and query of rank one learns one eigenvector at a time.
+
+Five heads, all blocks trained, on P = 80,000 sequences, six seeds, until every seed has made its
+D drops; the same starts in the population; and the staircase that the initial weights predict.
+"""
+
+import jax
+import numpy as np
+import xarray as xr
+
+from iclflow.diagnostics import find_stages
+from iclflow.dynamics import Descent
+from iclflow.experiments.base import Claim, Progress
+from iclflow.experiments.four_inputs import (
+    CONTEXT,
+    QUICK_SEQUENCES,
+    SEEDS,
+    SEQUENCES,
+    four_input_moments,
+    four_input_population,
+    four_input_task,
+)
+from iclflow.experiments.runs import (
+    Variable,
+    at,
+    clock,
+    draw,
+    first_crossing,
+    labelled,
+    spread,
+    train,
+)
+from iclflow.experiments.saddle_to_saddle.claims import staircase_claims
+from iclflow.losses import Population, Sequences
+from iclflow.models import Blocks, ConvNet, Separate
+from iclflow.runs.simulate import simulate
+from iclflow.runs.sweep import draw_model
+from iclflow.tasks.task import Task
+from iclflow.theory.drops.scalar_ode import X_MID, paper_duration, value_course
+from iclflow.theory.drops.staircase import Staircase, staircase
+from iclflow.theory.fixed_points.levels import plateau_losses
+from iclflow.theory.fixed_points.modes import Modes
+
+HEADS, RANK = 5, 1
+PUBLISHED_INIT, PUBLISHED_RATE = 1e-2, 0.02  # attention not divided by N
+# E8, three weights in a term: weights times N^(1/3), rate times N^(2/3); √H is the √ in (36).
+SCALE = PUBLISHED_INIT * HEADS**0.5 * CONTEXT ** (1 / 3)
+RATE = PUBLISHED_RATE * CONTEXT ** (2 / 3)
+WINDOW = 10_001  # steps of the published run: too few for the last drop of most seeds
+MARGIN = 1.25  # times the last drop that the staircase predicts for any seed
+
+SHOWN_SEED = 2  # the run of Figs 3b, 3c and 7
+CHECK_SEQUENCES, CHECK_SCALE, CHECK_STEPS = 96, 0.5, 600
+
+CONVERSION = (
+    f"published init {PUBLISHED_INIT:g}, attention not divided by N = {CONTEXT}: w = "
+    f"{PUBLISHED_INIT:g}·√{HEADS}·{CONTEXT}^(1/3) = {SCALE:.2g} in (36); "
+    f"rate {PUBLISHED_RATE:g}·{CONTEXT}^(2/3) = {RATE:.3f}"
+)
+
+
+def predict(models: Separate) -> list[Staircase]:
+    """The staircase of every seed, from its initial weights and the population."""
+    population = Population(four_input_task())
+    return [staircase(population, at(models, s).reduce(), probes=0) for s in range(SEEDS)]
+
+
+def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Dataset:
+    """Loss and weights of six seeds, sampled and in the population, with all the theory."""
+    report = progress or (lambda done, total: None)
+    report(0, 5)
+    task = four_input_task()
+    init = Separate.initialiser(task, heads=HEADS, rank=RANK, scale=SCALE, blocks=Blocks.FULL)
+    models = draw(init, range(SEEDS))
+    assert isinstance(models, Separate)
+    modes, stairs = Modes.of(Population(task)), predict(models)
+    last = MARGIN * max(float(s.times[-1]) for s in stairs) / (2 * RATE)
+    marks = spread(int(np.ceil(last / 1000)) * 1000)
+    report(1, 5)
+    sample = train(four_input_moments(quick), models, RATE, marks)
+    report(2, 5)
+    population = train(four_input_population(), models, RATE, marks)
+    report(3, 5)
+    coordinates = clock(marks, RATE)
+    time = coordinates["time"][1]
+    levels = np.asarray(plateau_losses(modes))
+    variables: dict[str, Variable] = {
+        "levels": (("level",), levels, "L(M_m) (24)"),
+        "eigenvectors": (("row", "component"), np.asarray(modes.right), "eigenvectors of Λ"),
+        "eigenvalues": (("component",), np.asarray(modes.eigenvalue), "eigenvalues of Λ"),
+        "gain": (("component",), np.asarray(modes.g), "g = λ²"),
+        "curvature": (("component",), np.asarray(modes.eigenvalue * modes.b), "λ a"),
+        "value_limit": (("component",), 1 / np.asarray(modes.c), "value weight at M_D (25)"),
+        "staircase_loss": (
+            ("seed", "time"),
+            [s.run.loss(time) for s in stairs],
+            "staircase predicted from the initial weights",
+        ),
+        "staircase_time": (("seed", "component"), [s.times for s in stairs], "its drops, t/τ"),
+        "staircase_head": (("seed", "component"), [s.heads for s in stairs], "its heads"),
+    }
+    variables |= _run_variables("", sample, time, levels)
+    variables |= _run_variables("population_", population, time, levels)
+    stages = [find_stages(time, row, resamples=0) for row in sample["loss"]]
+    counts = [len(s.drops) for s in stages]
+    variables["drop_count"] = (("seed",), counts, "drops found by the detector")
+    for prefix in ("", "population_"):
+        values, drops = variables[f"{prefix}values"][1], variables[f"{prefix}drop_time"][1]
+        variables |= _theory_of_drops(prefix, values, time, drops, modes)
+    variables |= _shown(variables, modes)
+    variables["population_blocks"] = (
+        ("seed",),
+        _blocks(population).max(axis=1),
+        "largest entry of the extra blocks in training on population moments",
+    )
+    variables["sample_blocks"] = (
+        ("seed", "time"),
+        _blocks(sample),
+        "largest entry of the extra blocks on P sequences",
+    )
+    half = train(four_input_population(), models, RATE / 2, 2 * marks)
+    variables["conserved_drift"] = (
+        ("rate_halved",),
+        _conserved(population, half),
+        "largest drift of the conserved quantities (79), at the rate and at half of it",
+    )
+    report(4, 5)
+    variables |= _equivalence(task)
+    report(5, 5)
+    coordinates["seed"] = np.arange(SEEDS)
+    settings = {
+        "figure": "Figs 3 and 7",
+        "sequences": QUICK_SEQUENCES if quick else SEQUENCES,
+        "quick": quick,
+        "heads": HEADS,
+        "rate": RATE,
+        "scale": SCALE,
+        "steps": int(marks[-1]),
+        "window": WINDOW,
+        "shown_seed": SHOWN_SEED,
+        "context": CONTEXT,
+        "conversion": CONVERSION,
+    }
+    return labelled(variables, coordinates, settings)
+
+
+def _blocks(run: dict[str, np.ndarray]) -> np.ndarray:
+    parts = [np.abs(run[name]).max(axis=(2, 3, 4)) for name in ("value_inputs", "key_labels")]
+    return np.maximum(*parts)
+
+
+def _run_variables(
+    prefix: str, run: dict[str, np.ndarray], time: np.ndarray, levels: np.ndarray
+) -> dict[str, Variable]:
+    """Curves of one set of runs, its stages, and its weights in the middle of each plateau."""
+    loss, values = run["loss"], run["values"][..., 0, 0]
+    keys, queries = run["keys"][..., 0, :], run["queries"][..., 0, :]
+    middle = (levels[:-1] + levels[1:]) / 2
+    drops = np.array([[first_crossing(time, row, m) for m in middle] for row in loss])
+    ends = np.concatenate([drops, np.full((len(drops), 1), time[-1])], axis=1)
+    begins = np.concatenate([np.zeros((len(drops), 1)), drops], axis=1)
+    # The middle of a plateau on a logarithmic clock (of the first: three quarters of the way).
+    centre = np.sqrt(np.maximum(begins, 0.5 * ends) * ends)
+    index = np.stack([np.searchsorted(time, row).clip(max=len(time) - 1) for row in centre])
+    seed = np.arange(len(loss))[:, None]
+    effective = np.einsum("smh,smhd,smhc->smdc", *(a[seed, index] for a in (values, keys, queries)))
+    heads = ("seed", "level", "head")
+    return {
+        f"{prefix}loss": (("seed", "time"), loss, "training loss"),
+        f"{prefix}values": (("seed", "time", "head"), values, "value weights"),
+        f"{prefix}drop_time": (("seed", "component"), drops, "t/τ halfway between levels"),
+        f"{prefix}plateau_time": (("seed", "level"), time[index], "t/τ inside each plateau"),
+        f"{prefix}plateau_loss": (("seed", "level"), loss[seed, index], "loss there"),
+        f"{prefix}plateau_values": (heads, values[seed, index], "value weights there"),
+        f"{prefix}plateau_keys": ((*heads, "row"), keys[seed, index], "keys there"),
+        f"{prefix}plateau_queries": ((*heads, "column"), queries[seed, index], "queries there"),
+        f"{prefix}plateau_effective": (
+            ("seed", "level", "row", "column"),
+            effective,
+            "Σ v k qᵀ there",
+        ),
+    }
+
+
+def _learners(values: np.ndarray, time: np.ndarray, drops: np.ndarray) -> np.ndarray:
+    """For every seed and drop the head whose value weight grows most through it."""
+    count = drops.shape[1]
+    edges = np.concatenate([drops, np.full((len(drops), 1), time[-1])], axis=1)
+    heads = np.zeros((len(drops), count), int)
+    for s in range(len(drops)):
+        before = np.abs(values[s, 0])
+        for m in range(count):
+            after = np.sqrt(edges[s, m] * edges[s, m + 1])
+            size = np.abs(values[s, np.searchsorted(time, after).clip(max=len(time) - 1)])
+            heads[s, m] = int(np.argmax(size - before))
+            before = np.maximum(before, size)
+    return heads
+
+
+def _theory_of_drops(
+    prefix: str, values: np.ndarray, time: np.ndarray, drops: np.ndarray, modes: Modes
+) -> dict[str, Variable]:
+    """For the head of every drop: (26), set going at mid-drop, and the paper's duration (73)."""
+    heads = _learners(values, time, drops)
+    gain, curvature = np.asarray(modes.g), np.asarray(modes.eigenvalue * modes.b)
+    half = X_MID / np.asarray(modes.c)
+    elapsed = time[None, :, None] - drops[:, None, :]
+    curves = np.asarray(value_course(elapsed, *(a[None, None] for a in (half, gain, curvature))))
+    seed = np.arange(len(drops))[:, None]
+    sign = np.sign(values[seed, -1, heads])
+    # A plateau begins with the drop before; (68)(73) take |v| of the next head there.
+    begins = np.concatenate([np.zeros((len(drops), 1)), drops[:, :-1]], axis=1)
+    small = values[seed, np.searchsorted(time, begins).clip(max=len(time) - 1), heads]
+    lead = ("seed", "component")
+    return {
+        f"{prefix}drop_head": (lead, heads, "head that makes the drop"),
+        f"{prefix}value_course": (
+            ("seed", "time", "component"),
+            curves * sign[:, None, :],
+            "value weight of the head that makes the drop, from (26)",
+        ),
+        f"{prefix}paper_duration": (
+            lead,
+            np.asarray(paper_duration(small, gain[None, :])),
+            "the paper's plateau durations (68)(73), t/τ",
+        ),
+    }
+
+
+def _shown(variables: dict[str, Variable], modes: Modes) -> dict[str, Variable]:
+    """Fig. 3c: keys of one run on each plateau, heads in the order in which they learn (25)."""
+    learners = variables["drop_head"][1][SHOWN_SEED]
+    order = [*learners, *(h for h in range(HEADS) if h not in learners)]
+    keys = variables["plateau_keys"][1][SHOWN_SEED][:, order]
+    theory = (np.asarray(modes.right) / np.asarray(modes.c)).T  # rows v_d e_d
+    theory = np.pad(theory, [(0, HEADS - len(theory)), (0, 0)])  # the other heads stay at 0
+    sign = np.sign(np.sum(keys[-1] * theory, axis=1))
+    return {
+        "shown_keys": (("level", "head", "row"), keys, "keys of one run on each plateau"),
+        "shown_theory": (("head", "row"), sign[:, None] * theory, "v_d e_d (25)"),
+    }
+
+
+def _equivalence(task: Task) -> dict[str, Variable]:
+    """ATTN_S and the convolutional network trained through independent code, on prompts."""
+    loss = Sequences.sample(task, CHECK_SEQUENCES, jax.random.key(5))
+    init = Separate.initialiser(task, heads=HEADS, scale=CHECK_SCALE)
+    model = draw_model(init, jax.random.key(0))
+    assert isinstance(model, Separate)
+    descent = Descent(RATE, CHECK_STEPS)
+    curves = [simulate(loss, m, descent).loss for m in (model, ConvNet.from_attention(model))]
+    return {
+        "check_attention": (("check",), curves[0], "ATTN_S on prompts, frozen blocks"),
+        "check_convolution": (("check",), curves[1], "convolutional network, same prompts"),
+    }
+
+
+def _conserved(whole: dict[str, np.ndarray], half: dict[str, np.ndarray]) -> np.ndarray:
+    """Largest change of ‖k‖² - ‖q‖² and ‖k‖² - v² over the run, at the rate and at half of it."""
+
+    def drift(run: dict[str, np.ndarray]) -> float:
+        keys, queries = (np.sum(run[n] ** 2, axis=(3, 4)) for n in ("keys", "queries"))
+        values = run["values"][..., 0, 0] ** 2
+        kept = np.stack([keys - queries, keys - values])  # [2, seed, time, head]
+        return float(np.abs(kept[:, :, -1] - kept[:, :, 0]).max())
+
+    return np.array([drift(whole), drift(half)])
+
+
+def claims(data: xr.Dataset) -> list[Claim]:
+    """Everything the paper says about the staircase of Figs 3 and 7."""
+    return staircase_claims(data)

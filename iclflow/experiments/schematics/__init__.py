@@ -1,0 +1,1 @@
+"""Schematics: data, claims, figure."""

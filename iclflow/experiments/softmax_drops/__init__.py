@@ -1,0 +1,1 @@
+"""Softmax drops: data, claims, figure."""

@@ -1,0 +1,158 @@
+"""Softmax attention has the same drops: merged one, separate several (Figs 1 and 3 of v2).
+
+Softmax attention is linear in no fixed features, so it trains on the sequences themselves, and
+fewer of them. They come in fours, (±w, ±x_q), besides being matched in moments: odd averages
+such as the mean of y_q over tokens, which vanish in the population but would drive softmax
+attention from the start, are then zero, and the zero blocks stay zero.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jaxtyping import Array, Float, Key, PRNGKeyArray
+
+from iclflow.diagnostics import find_stages
+from iclflow.dynamics.stabilised import StabilisedFlow
+from iclflow.experiments.base import Claim, Progress, near
+from iclflow.experiments.four_inputs import CONTEXT, DATA_KEY, four_input_task
+from iclflow.experiments.runs import Variable, labelled
+from iclflow.losses import AbstractLoss, Features, Moments, ReducedFeatures, Sequences
+from iclflow.models import AbstractInitialiser, AbstractModel, Merged, Separate
+from iclflow.models.softmax import SoftmaxInitialiser
+from iclflow.runs.simulate import simulate
+from iclflow.tasks.task import Task
+from iclflow.theory.fixed_points.levels import plateau_losses
+
+SEQUENCES = 1_200  # 300 fours
+QUICK_SEQUENCES = 160
+MERGED_HEADS, MERGED_SCALE, MERGED_END = 8, 1e-4, 250.0
+HEADS, SCALE, END = 5, 0.01, 6_000.0
+SEEDS, QUICK_SEEDS = 3, 1
+TOLERANCE = 5e-3  # of a step of the flow
+MARKS = 240
+
+
+def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Dataset:
+    """Losses of softmax attention and, at full scale, of linear attention from the same start."""
+    sequences, seeds = (QUICK_SEQUENCES, QUICK_SEEDS) if quick else (SEQUENCES, SEEDS)
+    task = four_input_task()
+    softmax = in_fours(task, sequences, jax.random.key(DATA_KEY))
+    linear = _moments(softmax)
+    merged = Merged.initialiser(task, heads=MERGED_HEADS, scale=MERGED_SCALE)
+    separate = Separate.initialiser(task, heads=HEADS, scale=SCALE)
+    jobs: dict[str, tuple[AbstractLoss, AbstractInitialiser, int, float]] = {
+        "merged": (softmax, SoftmaxInitialiser(merged), 1, MERGED_END),
+        "separate": (softmax, SoftmaxInitialiser(separate), seeds, END),
+    }
+    if not quick:
+        jobs["merged_linear"] = (linear, merged, 1, MERGED_END)
+        jobs["separate_linear"] = (linear, separate, seeds, END)
+    variables: dict[str, Variable] = {}
+    for i, (name, (loss, init, count, end)) in enumerate(jobs.items()):
+        marks = np.concatenate([[0.0], np.linspace(end / 6, end, MARKS - 1)])
+        curves = np.asarray(_flow(loss, init, _keys(range(count)), jnp.asarray(marks)))
+        dims = (f"{name.removesuffix('_linear')}_time",)
+        about = f"training loss, {name.replace('_', ', ')}"
+        variables[name] = ((f"{dims[0][:-5]}_seed", *dims), curves, about)
+        variables[dims[0]] = (dims, marks, r"training time $t/\tau$")
+        if progress is not None:
+            progress(i + 1, len(jobs))
+    levels = np.asarray(plateau_losses(task)) * float(linear.power)
+    variables["levels"] = (("plateau",), levels, "levels (24) of linear attention, this sample")
+    settings = {
+        "inputs": task.size, "context": CONTEXT, "sequences": sequences,
+        "merged_heads": MERGED_HEADS, "merged_scale": MERGED_SCALE, "heads": HEADS, "rank": 1,
+        "scale": SCALE, "seeds": seeds, "tolerance": TOLERANCE,
+        "training": "gradient flow on sequences matched in moments, in fours (±w, ±x_q), so that "
+        "the zero blocks stay zero",
+    }  # fmt: skip
+    return labelled(variables, {}, settings)
+
+
+def in_fours(task: Task, sequences: int, key: PRNGKeyArray) -> Sequences:
+    """Matched sequences, each with w, x_q → -w, -x_q in all combinations."""
+    base = Sequences.sample(task, sequences // 4, key, matched=True)
+    prompts = base.prompts
+    arrays = [np.asarray(a) for a in (prompts.inputs, prompts.labels, prompts.targets)]
+    last = np.arange(task.context + 1)[:, None] == task.context
+    images = []
+    for task_sign, query_sign in itertools.product((1.0, -1.0), repeat=2):
+        query = np.where(last, query_sign, 1.0)
+        signs = (query, task_sign * query, task_sign * query)
+        images.append([a * sign for a, sign in zip(arrays, signs, strict=True)])
+    whole = [jnp.asarray(np.concatenate(part)) for part in zip(*images, strict=True)]
+    prompts = eqx.tree_at(lambda p: (p.inputs, p.labels, p.targets), prompts, whole)
+    return Sequences(prompts, base.lengths)
+
+
+@eqx.filter_jit
+def _moments(sequences: Sequences) -> Moments:
+    """What linear attention needs of the same sequences."""
+    return Moments.from_features(
+        Features.from_prompts(sequences.prompts, sequences.lengths, ReducedFeatures())
+    )
+
+
+def _keys(seeds: Sequence[int]) -> Key[Array, " seeds"]:
+    return jax.vmap(jax.random.key)(jnp.asarray(seeds))
+
+
+@eqx.filter_jit
+def _flow(
+    loss: AbstractLoss,
+    init: AbstractInitialiser,
+    keys: Key[Array, " seeds"],
+    marks: Float[Array, " T"],
+) -> Float[Array, "seeds T"]:
+    def one(key: PRNGKeyArray) -> Float[Array, " T"]:
+        model: AbstractModel = init(key)
+        return simulate(loss, model, StabilisedFlow(marks[-1], TOLERANCE), saveat=marks).loss
+
+    # One after another: seeds trained together would all wait for the one with shortest steps.
+    return jax.lax.map(one, keys)
+
+
+def claims(data: xr.Dataset) -> list[Claim]:
+    """One drop against several, counted by the detector of plateaus."""
+    merged = _drops(data, "merged")
+    separate = _drops(data, "separate")
+    fewest = min(separate)
+    return [
+        near(
+            "v2-softmax-merged", "softmax attention with merged key and query drops once",
+            "Fig. 1, v2", 1.0, float(max(merged, key=lambda n: abs(n - 1))), 0.0, "a count",
+            f"drops found on a logarithmic clock{_linear(data, 'merged')}",
+        ),
+        Claim(
+            "v2-softmax-separate", "softmax attention with separate key and query drops several "
+            "times", "Fig. 3, v2", "at least 2", float(fewest), 2.0, fewest >= 2, "a count",
+            f"drops of each seed {_listed(separate)}{_linear(data, 'separate')}; drops that "
+            f"overlap count as one, so with a quarter of the time resolution "
+            f"{_listed(_drops(data, 'separate', coarser=4))}",
+        ),
+    ]  # fmt: skip
+
+
+def _drops(data: xr.Dataset, name: str, coarser: int = 1) -> list[int]:
+    time = data[f"{name.removesuffix('_linear')}_time"].values
+    return [
+        # Drops are close to one another here, so every save point counts.
+        len(find_stages(time, loss, resamples=0, resolution=time.size // coarser).drops)
+        for loss in data[name].values
+    ]
+
+
+def _linear(data: xr.Dataset, name: str) -> str:
+    """The drops of linear attention in the same time, where it was trained too."""
+    if f"{name}_linear" not in data:
+        return ""
+    return f"; linear attention in the same time {_listed(_drops(data, f'{name}_linear'))}"
+
+
+def _listed(counts: list[int]) -> str:
+    return ", ".join(str(count) for count in counts)

@@ -1,0 +1,1 @@
+"""Varying length: data, claims, figure."""

@@ -1,0 +1,1 @@
+"""Zero blocks: data, claims, figure."""

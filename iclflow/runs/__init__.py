@@ -1,0 +1,1 @@
+"""Runs: one (`simulate`) or many (`sweep`), what they record, and the labels it travels under."""

@@ -1,0 +1,28 @@
+"""Quantities a run can record, by name: the glue between dynamics and what there is to measure."""
+
+from iclflow.runs.record.after import CURVATURE_TIMES, TOP_EIGENVALUES, measure_after
+from iclflow.runs.record.fixed_points import FixedPointDistance
+from iclflow.runs.record.quantities import (
+    QUANTITIES,
+    OfModel,
+    Quantity,
+    linear_part,
+    names_after,
+    resolve,
+)
+from iclflow.runs.record.weights import WEIGHT_DIMS, recorded_models
+
+__all__ = [
+    "CURVATURE_TIMES",
+    "QUANTITIES",
+    "TOP_EIGENVALUES",
+    "WEIGHT_DIMS",
+    "FixedPointDistance",
+    "OfModel",
+    "Quantity",
+    "linear_part",
+    "measure_after",
+    "names_after",
+    "recorded_models",
+    "resolve",
+]

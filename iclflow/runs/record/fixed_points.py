@@ -1,0 +1,63 @@
+"""How far a model is from the nearest fixed point of a task, at every moment of a run."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from iclflow.losses import Population
+from iclflow.models import MLP, AbstractLinearModel, AbstractModel, Merged
+from iclflow.tasks.task import Task
+from iclflow.theory import Modes
+from iclflow.theory.fixed_points.stationarity import capacity
+
+
+class FixedPointDistance(eqx.Module):
+    """model ↦ (E(ŷ - ŷ_S)²)^(1/2) for the nearest M(S): `nearest_fixed_point`, compiled in a run.
+
+    Of a model with trained zero blocks only the reduced weights count; the others, of the size
+    P^(-1/2), belong to no fixed point of the population.
+    """
+
+    modes: Modes
+    groups: tuple[tuple[int, ...], ...] = eqx.field(static=True)  # modes of equal σ
+
+    @classmethod
+    def of(cls, source: Task | Population | Modes) -> "FixedPointDistance":
+        """The distance to the fixed points of a task (on concrete numbers)."""
+        if isinstance(source, Task) and float(source.fixed_fraction) > 0:
+            raise ValueError(
+                "the fixed points are those of a task without w*, this one has the fixed fraction "
+                f"{float(source.fixed_fraction):g}; leave fixed_point_distance out"
+            )
+        modes = Modes.of(source)
+        return cls(modes, modes.groups())
+
+    def __call__(self, model: AbstractModel) -> Float[Array, ""]:
+        if not isinstance(model, AbstractLinearModel):
+            raise ValueError(f"the fixed points are those of linear models, not {_name(model)}")
+        modes, weights = self.modes, model.reduced_weights()[0, 0]
+        keys, queries, sigma = modes.key_vectors, modes.query_vectors, modes.singular
+        seen = (modes.second @ keys).T @ weights @ (modes.covariance @ queries)
+        for group in self.groups:
+            if len(group) > 1:  # equal σ leave a basis open: the one that fits the model best
+                index = jnp.asarray(group)
+                block = seen[index[:, None], index[None, :]]
+                rotation = jnp.linalg.eigh((block + block.T) / 2)[1][:, ::-1]
+                keys = keys.at[:, index].set(keys[:, index] @ rotation)
+                queries = queries.at[:, index].set(queries[:, index] @ rotation)
+                seen = seen.at[:, index].set(seen[:, index] @ rotation)
+                seen = seen.at[index, :].set(rotation.T @ seen[index, :])
+        benefit = sigma * (2 * jnp.diagonal(seen) - sigma)
+        if isinstance(model, Merged | MLP):  # all modes or none
+            chosen = jnp.broadcast_to(jnp.sum(benefit) > 0, benefit.shape)
+        else:
+            rank = jnp.argsort(jnp.argsort(-benefit))
+            chosen = (benefit > 0) & (rank < (capacity(model) or modes.rank))
+        point = (keys * jnp.where(chosen, sigma, 0.0)[None, :]) @ queries.T
+        change = weights - point
+        squared = jnp.sum(change * (modes.second @ change @ modes.covariance))
+        return jnp.sqrt(jnp.maximum(squared, 0.0))
+
+
+def _name(model: AbstractModel) -> str:
+    return type(model).__name__

@@ -1,0 +1,163 @@
+"""The quantities by name, what each is a function of, and the labels its values travel under."""
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jaxtyping import Array, Float
+
+from iclflow.dynamics import AbstractDynamics, Descent
+from iclflow.dynamics.base import Recorder
+from iclflow.losses import AbstractLoss, Population
+from iclflow.models import (
+    MLP,
+    AbstractAttention,
+    AbstractLinearModel,
+    AbstractModel,
+    ConvNet,
+    Softmax,
+)
+from iclflow.runs.record.after import CURVATURE, conserved
+from iclflow.runs.record.fixed_points import FixedPointDistance
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantity:
+    """A function of (model, loss) with the labels its values travel under.
+
+    Without a function it is measured after the run (`measure_after`), or made for the task.
+    """
+
+    function: Recorder | None
+    dims: tuple[str, ...] = ()
+    long_name: str = ""
+    units: str = "1"
+
+
+def linear_part(model: AbstractModel) -> AbstractLinearModel:
+    """The attention inside a softmax, or the linear model itself."""
+    part = model.attention if isinstance(model, Softmax) else model
+    if not isinstance(part, AbstractLinearModel):
+        raise ValueError(f"{type(model).__name__} has no value weights or effective weights")
+    return part
+
+
+def _values(model: AbstractModel, loss: AbstractLoss | None = None) -> Float[Array, "..."]:
+    part = linear_part(model)
+    if isinstance(part, MLP | ConvNet):
+        part = part.as_attention()
+    assert isinstance(part, AbstractAttention)
+    values = part.values
+    return values[:, 0, 0] if values.shape[1] == 1 else values
+
+
+def _effective(model: AbstractModel, loss: AbstractLoss | None = None) -> Float[Array, "..."]:
+    weights = linear_part(model).reduced_weights()
+    return weights[0, 0] if weights.shape[0] == 1 else weights
+
+
+def _gradient_norm(model: AbstractModel, loss: AbstractLoss) -> Float[Array, ""]:
+    leaves = jax.tree.leaves(eqx.filter_grad(lambda m: loss(m))(model))
+    return jnp.sqrt(sum((jnp.sum(leaf**2) for leaf in leaves), jnp.zeros(())))
+
+
+def _weights(model: AbstractModel, loss: AbstractLoss | None = None) -> dict[str, Array]:
+    part = linear_part(model)
+    fields = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
+    return {name: value for name, value in fields.items() if eqx.is_array(value)}
+
+
+QUANTITIES: dict[str, Quantity] = {
+    "loss": Quantity(lambda m, loss: loss(m), (), "training loss $L$", "1"),
+    "values": Quantity(_values, ("head",), "value weights $v_i$"),
+    "effective": Quantity(
+        _effective, ("row", "column"), r"effective weights $\sum_i v_i U_i$ on $\beta x_q^\top$"
+    ),
+    "weights": Quantity(_weights, (), "all weights"),
+    "gradient_norm": Quantity(_gradient_norm, (), r"gradient norm $\|\partial L/\partial W\|$"),
+    "sharpness": Quantity(None, (), "largest Hessian eigenvalue of $L$"),
+    "top_eigenvalues": Quantity(None, ("eigenvalue",), "largest Hessian eigenvalues of $L$"),
+    "rate_times_sharpness": Quantity(
+        None, (), r"$\eta\,\times$ largest Hessian eigenvalue (stable below 2)"
+    ),
+    "conserved": Quantity(conserved, ("conservation",), "what gradient flow conserves (17)(79)"),
+    "conserved_drift": Quantity(
+        None, (), r"$\max|C(t)-C(0)|$ of what gradient flow conserves (17)(79)"
+    ),
+    "fixed_point_distance": Quantity(
+        None, (), r"distance $(E(\hat y-\hat y_S)^2)^{1/2}$ to the nearest fixed point"
+    ),
+}
+AFTER = (*CURVATURE, "conserved_drift")
+MODELS = "models"  # what a run keeps for `measure_after`; not among its results
+
+
+def resolve(
+    names: Sequence[str],
+    also: Mapping[str, Callable[[AbstractModel], Any]] | None = None,
+    *,
+    loss: AbstractLoss | None = None,
+    dynamics: AbstractDynamics | None = None,
+) -> dict[str, Recorder]:
+    """Names to functions; `also` adds functions of the model alone (a loss is one).
+
+    Where a name is measured after the run, the models themselves are recorded as `MODELS`.
+    """
+    if isinstance(names, str):
+        raise ValueError(f"record must be a list of names, got the string {names!r}")
+    record: dict[str, Recorder] = {}
+    for name in names:
+        if name not in QUANTITIES:
+            near = difflib.get_close_matches(name, QUANTITIES, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(
+                f"nothing called {name!r} can be recorded; there are {', '.join(QUANTITIES)}{hint}"
+            )
+        function = QUANTITIES[name].function
+        if name in AFTER:
+            record[MODELS] = _itself
+        elif function is not None:
+            record[name] = function
+        else:
+            record[name] = OfModel(_fixed_point_distance(loss))
+    if "rate_times_sharpness" in names and not isinstance(dynamics, Descent):
+        raise ValueError(
+            "rate_times_sharpness needs the rate of Descent, this run has none; record sharpness"
+        )
+    for name, function in (also or {}).items():
+        record[name] = OfModel(function)
+    return record
+
+
+def names_after(names: Sequence[str]) -> tuple[str, ...]:
+    """Those of the names that are measured after the run."""
+    return tuple(name for name in names if name in AFTER)
+
+
+def _itself(model: AbstractModel, loss: AbstractLoss) -> AbstractModel:
+    del loss
+    return model
+
+
+def _fixed_point_distance(loss: AbstractLoss | None) -> FixedPointDistance:
+    if not isinstance(loss, Population) or isinstance(loss.second, Tracer):
+        raise ValueError(
+            "fixed_point_distance needs the population of a task; train on Population(task), or "
+            'give also={"fixed_point_distance": FixedPointDistance.of(task)}'
+        )
+    return FixedPointDistance.of(loss)
+
+
+class OfModel(eqx.Module):
+    """A recorder that ignores the training loss (a test loss, say)."""
+
+    function: Callable[[AbstractModel], Any]
+
+    def __call__(self, model: AbstractModel, loss: AbstractLoss) -> Any:
+        del loss
+        return self.function(model)

@@ -1,0 +1,1 @@
+"""A study: an experiment stated in plain values, built, run and summarised."""

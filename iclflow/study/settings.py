@@ -1,0 +1,302 @@
+"""One experiment stated in plain values: a TOML file or the command line writes it."""
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from iclflow.dynamics import (
+    AbstractDynamics,
+    AbstractOptimiser,
+    Adam,
+    Descent,
+    Flow,
+    GradientDescent,
+    Momentum,
+    stable_rate,
+)
+from iclflow.losses import AbstractLoss, Fresh, Minibatch
+from iclflow.losses.select import LEVELS, Choice, select
+from iclflow.models import (
+    AbstractInitialiser,
+    Blocks,
+    Merged,
+    NetworkInitialiser,
+    Separate,
+    SoftmaxInitialiser,
+)
+from iclflow.results.trajectory import linear_steps, log_steps
+from iclflow.runs.sweep import Vary
+from iclflow.tasks.distributions import INPUTS, CommutingTasks, named_inputs
+from iclflow.tasks.prompt import Normaliser
+from iclflow.tasks.prompts import Progress
+from iclflow.tasks.spectra import named_spectrum
+from iclflow.tasks.task import ContextLabels, Task
+
+TRANSFORMER = "linear-transformer"  # D outputs, tasks W = U diag Uᵀ; `init` is p = q
+MODELS = ("merged", "separate", "mlp", "conv", "softmax-merged", "softmax-separate", TRANSFORMER)
+OPTIMISERS = ("gd", "momentum", "adam")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Task, model, level of exactness and dynamics of one experiment."""
+
+    # Task
+    spectrum: tuple[float, ...] | str = (0.4, 0.3, 0.2, 0.1)
+    dim: int | None = None
+    trace: float | None = None
+    context: int = 31
+    lengths: tuple[int, ...] | None = None
+    normaliser: str = "pairs"
+    inputs: str = "gaussian"
+    noise: float = 0.0
+    target_noise: float = 0.0
+    task_covariance: tuple[float, ...] | None = None
+    task_mean: tuple[float, ...] | None = None
+    pool: int | None = None
+    fixed_fraction: float = 0.0
+    in_weight_test: str = "task"
+    rotate: bool = True
+    # Model
+    model: str = "separate"
+    heads: int = 5
+    rank: int = 1
+    init: float = 0.01
+    blocks: str = "auto"
+    # Data and level
+    sequences: int | None = None
+    match: bool = False
+    loss: str = "auto"
+    batch: int | None = None
+    fresh: bool = False
+    # Dynamics
+    dynamics: str = "descent"
+    optimiser: str = "gd"
+    momentum: float = 0.9
+    rate: float | None = None
+    steps: int = 10_001
+    time: float | None = None
+    tolerance: float = 1e-9
+    # Runs
+    seeds: int = 1
+    seed: int = 0
+    vary: str = "weights"
+    data_seed: int = 1
+    eigen_seed: int = 2
+    save: str = "mixed:400"
+    record: tuple[str, ...] = ("loss", "values")
+
+    def __post_init__(self) -> None:
+        choices = {
+            "model": MODELS,
+            "normaliser": [n.value for n in Normaliser],
+            "in_weight_test": [c.value for c in ContextLabels],
+            "blocks": ("auto", "full", "frozen"),
+            "loss": ("auto", *LEVELS),
+            "dynamics": ("descent", "flow"),
+            "optimiser": OPTIMISERS,
+            "vary": [v.value for v in Vary],
+        }
+        for name, allowed in choices.items():
+            require_choice(name, getattr(self, name), allowed)
+        for name in ("context", "heads", "rank", "seeds", "steps", "sequences", "batch", "pool"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or value != int(value) or value < 1):
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value}")
+        if self.dynamics == "flow" and self.time is None:
+            raise ValueError("the flow needs an end time t/τ; give time, for example 4000")
+        if self.fresh and self.batch is None:
+            raise ValueError("fresh data need a batch size; give batch, for example 512")
+        if self.init < 0 or not np.isfinite(self.init):
+            raise ValueError(f"the init scale must be a number of at least 0, got {self.init}")
+
+    @classmethod
+    def from_toml(cls, path: Path | str, **overrides: Any) -> "Settings":
+        """Settings from a TOML file of field = value lines, some overridden."""
+        try:
+            found = tomllib.loads(Path(path).read_text())
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ValueError(f"{path} is not a readable settings file: {error}") from None
+        found = {name.replace("-", "_"): value for name, value in found.items()}
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in found:
+            require_choice(f"setting in {path}", name, names)
+        hints = typing.get_type_hints(cls)
+        typed = {name: _as_type(name, value, hints[name]) for name, value in found.items()}
+        return cls(**{**typed, **overrides})
+
+    def task(self, seed_offset: int = 0) -> Task:
+        """The task; `seed_offset` changes the eigenvectors."""
+        if isinstance(self.spectrum, str):
+            if self.dim is None:
+                raise ValueError(
+                    f"the spectrum {self.spectrum!r} needs a dimension; give dim, for example 4"
+                )
+            trace = 1.0 if self.trace is None else self.trace
+            spectrum = named_spectrum(self.spectrum, self.dim, trace)
+        else:
+            spectrum = np.asarray(self.spectrum, float)
+            if self.dim is not None and self.dim != spectrum.size:
+                raise ValueError(f"dim is {self.dim}, but {spectrum.size} eigenvalues were given")
+            if self.trace is not None and spectrum.sum() > 0:
+                spectrum = spectrum * (self.trace / spectrum.sum())
+        size, vector = spectrum.size, self.model == TRANSFORMER
+        if vector and (self.fixed_fraction > 0 or self.task_mean is not None):
+            raise ValueError(f"the model {TRANSFORMER!r} has no fixed task and no task mean")
+        eigen_key, pool_key, fixed_key = jax.random.split(
+            jax.random.key(self.eigen_seed + seed_offset), 3
+        )
+        require_choice("inputs", self.inputs.partition(":")[0], INPUTS)
+        drawn = self.pool is not None and not vector
+        fixed = jax.random.normal(fixed_key, (size,))
+        task = Task(
+            spectrum,
+            self.context,
+            rotation=eigen_key if self.rotate else None,
+            inputs=named_inputs(self.inputs),
+            task_covariance=None if vector else self.task_covariance,
+            task_mean=self.task_mean,
+            pool=jax.random.normal(pool_key, (self.pool or 1, size)) if drawn else None,
+            outputs=size if vector else 1,
+            label_noise=self.noise,
+            target_noise=self.target_noise,
+            fixed_fraction=self.fixed_fraction,
+            fixed_task=None if vector else fixed * jnp.sqrt(size) / jnp.linalg.norm(fixed),
+            lengths=self.lengths,
+            normaliser=Normaliser(self.normaliser),
+        )
+        if not vector:
+            return task
+        tasks = CommutingTasks.of(task.basis, self.task_covariance)
+        return task.replace(tasks=tasks if self.pool is None else tasks.pool(self.pool, pool_key))
+
+    def initialiser(self, task: Task) -> AbstractInitialiser:
+        """The initialiser of the model, at scale `init`."""
+        kind = self.model.removeprefix("softmax-")
+        blocks = self._blocks()
+        if self.model == TRANSFORMER:
+            return Merged.linear_transformer(task, scale=self.init, blocks=blocks)
+        if kind in ("merged", "mlp"):
+            inner = Merged.initialiser(task, heads=self.heads, scale=self.init, blocks=blocks)
+        else:
+            inner = Separate.initialiser(
+                task, heads=self.heads, rank=self.rank, scale=self.init, blocks=blocks
+            )
+        if self.model in ("mlp", "conv"):
+            return NetworkInitialiser(inner=inner)
+        return SoftmaxInitialiser(inner=inner) if self.model.startswith("softmax") else inner
+
+    def _blocks(self) -> Blocks:
+        if self.model in ("mlp", "conv"):
+            if self.blocks == "full":
+                raise ValueError(f"the model {self.model!r} has no zero blocks; leave blocks out")
+            return Blocks.FROZEN
+        if self.blocks != "auto":
+            return Blocks(self.blocks)
+        finite = self.sequences is not None or self.fixed_fraction > 0
+        return Blocks.FULL if finite else Blocks.FROZEN
+
+    def choice(self, task: Task) -> Choice:
+        """The level of exactness, selected or as asked."""
+        model = eqx.filter_eval_shape(self.initialiser(task), jax.random.key(0))
+        if self.batch is not None and self.loss in ("moments", "population"):
+            raise ValueError(f"minibatches need single sequences, which {self.loss} do not keep")
+        chosen = select(task, model, self.sequences) if self.loss in ("auto",) else None
+        if chosen is not None and self.batch is not None and chosen.level == "moments":
+            return Choice("features", "minibatches need single sequences", chosen.features)
+        if chosen is not None:
+            return chosen
+        if self.loss == "population" and self.sequences is not None:
+            raise ValueError("the population has no number of sequences; leave sequences out")
+        if self.loss != "population" and self.sequences is None:
+            raise ValueError(f"the level {self.loss!r} needs a number of sequences")
+        automatic = select(task, model, self.sequences)
+        if automatic.level == "sequences" and self.loss in ("features", "moments"):
+            raise ValueError(f"{self.loss} do not fit: {automatic.reason}; use sequences")
+        return Choice(self.loss, "as asked", automatic.features)
+
+    def build_loss(
+        self, task: Task, choice: Choice, seed_offset: int = 0, progress: Progress | None = None
+    ) -> AbstractLoss:
+        """The training loss, sampled with the data seed."""
+        key = jax.random.key(self.data_seed + seed_offset)
+        loss = choice.build(task, self.sequences, key, matched=self.match, progress=progress)
+        if self.fresh:
+            return Fresh(task=task, evaluation=loss, size=int(self.batch or 1))
+        return loss if self.batch is None else Minibatch(loss, self.batch)  # pyright: ignore
+
+    def build_dynamics(self, loss: AbstractLoss, init: AbstractInitialiser) -> AbstractDynamics:
+        """Descent or flow; the default rate is a quarter of the stability limit."""
+        if self.dynamics == "flow":
+            assert self.time is not None
+            return Flow(self.time, self.tolerance)
+        rate = self.rate
+        if rate is None:
+            rate = float(stable_rate(loss, init(jax.random.key(self.seed))))
+        steps = self.steps
+        if self.time is not None:
+            steps = max(1, round(self.time / (2 * rate)))
+        return Descent(rate, steps, self._optimiser())
+
+    def _optimiser(self) -> AbstractOptimiser:
+        kinds: dict[str, Callable[[], AbstractOptimiser]] = {
+            "gd": GradientDescent,
+            "momentum": lambda: Momentum(self.momentum),
+            "adam": Adam,
+        }
+        return kinds[self.optimiser]()
+
+    def saveat(self, dynamics: AbstractDynamics) -> np.ndarray:
+        """Save points: `log:COUNT`, `linear:COUNT`, both (`mixed:COUNT`), `all`, or a list."""
+        kind, _, argument = self.save.partition(":")
+        last = dynamics.steps if isinstance(dynamics, Descent) else None
+        end = float(self.time or 0)
+        try:
+            if kind in ("log", "linear", "mixed"):
+                count = int(argument or 200)
+                if last is not None:
+                    log, linear = log_steps(last, count), linear_steps(last, count)
+                else:
+                    log, linear = np.asarray(dynamics.marks(count)), np.linspace(0, end, count)
+                mixed = np.union1d(log, linear)
+                return {"log": log, "linear": linear, "mixed": mixed}[kind]
+            if self.save == "all" and last is not None:
+                return np.arange(last + 1)
+            return np.asarray([float(x) for x in self.save.split(",")])
+        except ValueError:
+            raise ValueError(
+                f"save must be log:COUNT, linear:COUNT, mixed:COUNT, all (descent), or a list, "
+                f"got {self.save!r}"
+            ) from None
+
+
+def _as_type(name: str, value: Any, hint: Any) -> Any:
+    """A value from a file as the type of its field, or `ValueError`."""
+    for kind in typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,):
+        if typing.get_origin(kind) is tuple and isinstance(value, list):
+            item = typing.get_args(kind)[0]
+            return tuple(_as_type(name, v, item) for v in value)
+        if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if isinstance(kind, type) and type(value) is kind:
+            return value
+    raise ValueError(f"the setting {name} cannot be {value!r}")
+
+
+def require_choice(name: str, value: Any, allowed: Any) -> None:
+    """Raise `ValueError` with the nearest name unless `value` is one of those allowed."""
+    if value in allowed:
+        return
+    near = difflib.get_close_matches(str(value), list(allowed), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"unknown {name} {value!r}; there are {', '.join(allowed)}{hint}")

@@ -1,0 +1,1 @@
+"""Tasks: what a prompt is drawn from."""

@@ -1,0 +1,308 @@
+"""The in-context regression task: what a prompt is drawn from (Section 2 of the paper, (1)-(4))."""
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from typing import Any, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray
+
+from iclflow.linalg import random_rotation, symmetric_power
+from iclflow.tasks.distributions import (
+    AbstractInputs,
+    AbstractTaskVectors,
+    Gaussian,
+    NormalTasks,
+    TaskPool,
+)
+from iclflow.tasks.prompt import Normaliser, Prompt
+
+Values = ArrayLike | Sequence[Any]  # what a constructor turns into an array
+
+
+class ContextLabels(enum.Enum):
+    """What the labels in the context are.
+
+    `TASK`: yₙ = W xₙ, the paper's convention everywhere. `NOISE`: pure N(0, 1) noise, with only
+    the target made by the task; the published code does this in its in-weight test set and in
+    its training at portion "all fixed".
+    """
+
+    TASK = "task"
+    NOISE = "noise"
+
+
+class Draw(eqx.Module):
+    """The random numbers behind one prompt, before labels are made."""
+
+    inputs: Float[Array, "n D"]
+    task: Float[Array, "O D"]
+    noise: Float[Array, "n O"]
+    target_noise: Float[Array, "n O"]
+
+
+class Task(eqx.Module):
+    """In-context linear regression: x ~ (0, Λ), W afresh for each prompt, y = W x.
+
+    `Λ = E diag(λ) Eᵀ` with eigenvalues `spectrum` (largest first) and eigenvectors the columns
+    of `basis`. N = `context` counts the labelled pairs; the query is not counted.
+    """
+
+    spectrum: Float[Array, " D"]
+    basis: Float[Array, "D D"]
+    inputs: AbstractInputs
+    tasks: AbstractTaskVectors
+    label_noise: Float[Array, ""]
+    target_noise: Float[Array, ""]
+    fixed_fraction: Float[Array, ""]
+    fixed_task: Float[Array, "O D"]
+    context: int = eqx.field(static=True)
+    lengths: tuple[int, ...] = eqx.field(static=True)
+    normaliser: Normaliser = eqx.field(static=True)
+    context_labels: ContextLabels = eqx.field(static=True)
+
+    def __init__(
+        self,
+        spectrum: Values,
+        context: int,
+        *,
+        rotation: Float[Array, "D D"] | PRNGKeyArray | None = None,
+        inputs: AbstractInputs | None = None,
+        tasks: AbstractTaskVectors | None = None,
+        task_covariance: Values | None = None,
+        task_mean: Values | None = None,
+        pool: Values | None = None,
+        outputs: int = 1,
+        label_noise: ArrayLike = 0.0,
+        target_noise: ArrayLike = 0.0,
+        fixed_fraction: ArrayLike = 0.0,
+        fixed_task: Values | None = None,
+        lengths: Sequence[int] | None = None,
+        normaliser: Normaliser = Normaliser.PAIRS,
+        context_labels: ContextLabels = ContextLabels.TASK,
+    ) -> None:
+        """State the task.
+
+        - `spectrum`: the eigenvalues λ; zeros and equal ones are allowed.
+        - `context`: the number of labelled pairs N.
+        - `rotation`: the eigenvectors, as a matrix of columns or a key to draw them with; the
+          coordinate axes if omitted.
+        - `inputs`: the standardised law of x, `Gaussian()` if omitted.
+        - `task_covariance`, `task_mean`: of the rows of W (a list of D variances is taken along
+          the eigenvectors of Λ); or `pool` [M, D] (or [M, O, D]), a finite set of tasks; or
+          `tasks`, any distribution of them. Default N(0, I).
+        - `label_noise`, `target_noise`: standard deviations of the noise on context labels and
+          on the target.
+        - `fixed_fraction`: share of prompts whose task is always `fixed_task` (|w*|² = D;
+          the sum of the eigenvectors if omitted).
+        - `lengths`: average the loss over prefixes of these many pairs; `(context,)` if omitted.
+        """
+        spectrum = jnp.asarray(spectrum, dtype=float)
+        if spectrum.ndim != 1 or spectrum.size == 0:
+            raise ValueError(
+                f"the spectrum must be a non-empty list of eigenvalues, got shape "
+                f"{spectrum.shape}; for example [0.4, 0.3, 0.2, 0.1]"
+            )
+        size = spectrum.size
+        self.spectrum, self.basis = _largest_first(spectrum, _basis(rotation, size))
+        if rotation is None:
+            self.basis = _basis(None, size)
+        self.inputs = Gaussian() if inputs is None else inputs
+        self.tasks = _task_vectors(tasks, task_covariance, task_mean, pool, outputs, self.basis)
+        self.label_noise = jnp.asarray(label_noise, dtype=float)
+        self.target_noise = jnp.asarray(target_noise, dtype=float)
+        self.fixed_fraction = jnp.asarray(fixed_fraction, dtype=float)
+        outputs = self.tasks.dims[0]
+        if fixed_task is None:
+            self.fixed_task = jnp.broadcast_to(self.basis.sum(axis=1), (outputs, size))
+        else:
+            self.fixed_task = jnp.asarray(fixed_task, dtype=float).reshape(outputs, size)
+        self.context = int(context)
+        self.lengths = (self.context,) if lengths is None else tuple(int(n) for n in lengths)
+        self.normaliser = normaliser
+        self.context_labels = context_labels
+
+    def __check_init__(self) -> None:
+        if self.context < 1:
+            raise ValueError(
+                f"the context needs at least one labelled pair, got {self.context}; "
+                f"the paper uses 31"
+            )
+        if not self.lengths or min(self.lengths) < 1 or max(self.lengths) > self.context:
+            raise ValueError(
+                f"context lengths must lie between 1 and the context {self.context}, "
+                f"got {self.lengths}"
+            )
+        _require("eigenvalues of the covariance", self.spectrum, lower=0.0)
+        _require("label noise (a standard deviation)", self.label_noise, lower=0.0)
+        _require("target noise (a standard deviation)", self.target_noise, lower=0.0)
+        _require("fixed fraction", self.fixed_fraction, lower=0.0, upper=1.0)
+
+    @classmethod
+    def from_covariance(cls, covariance: Values, context: int, **options: Any) -> Self:
+        """The task whose Λ is a given symmetric positive semidefinite matrix."""
+        matrix = np.asarray(covariance, dtype=float)
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+            raise ValueError(f"a covariance must be a square matrix, got shape {matrix.shape}")
+        if not np.allclose(matrix, matrix.T):
+            raise ValueError("a covariance must be symmetric; use (C + C.T) / 2")
+        values, vectors = np.linalg.eigh(matrix)
+        if values[0] < -1e-10 * max(1.0, abs(values[-1])):
+            raise ValueError(
+                f"a covariance must be positive semidefinite, got eigenvalue {values[0]:.3g}"
+            )
+        return cls(values.clip(min=0.0), context, rotation=jnp.asarray(vectors), **options)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed (checked again)."""
+        names = [field.name for field in dataclasses.fields(self)]
+        unknown = set(changes) - set(names)
+        if unknown:
+            raise ValueError(f"a Task has no field {sorted(unknown)}; it has {names}")
+        if "context" in changes and "lengths" not in changes and self.lengths == (self.context,):
+            changes["lengths"] = (int(changes["context"]),)
+        copy = object.__new__(type(self))
+        for name in names:
+            old = getattr(self, name)
+            new = changes.get(name, old)
+            object.__setattr__(
+                copy, name, jnp.asarray(new, dtype=float) if eqx.is_array(old) else new
+            )
+        copy.__check_init__()
+        return copy
+
+    @property
+    def size(self) -> int:
+        """The input dimension D."""
+        return self.spectrum.shape[0]
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs O."""
+        return self.fixed_task.shape[0]
+
+    @property
+    def covariance(self) -> Float[Array, "D D"]:
+        """Λ = E[x xᵀ]."""
+        return (self.basis * self.spectrum[None, :]) @ self.basis.T
+
+    def second_moment(self) -> Float[Array, "O D O D"]:
+        """`E[W ⊗ W]` of the task matrices, the fixed one included with its share."""
+        fixed = jnp.einsum("oc,pd->ocpd", self.fixed_task, self.fixed_task)
+        share = self.fixed_fraction
+        return (1 - share) * self.tasks.second_moment() + share * fixed
+
+    def symmetric(self) -> bool:
+        """Whether (W, noise) has an even law, so that the zero blocks stay zero (App. C.1, E.1)."""
+        return self.tasks.symmetric() and float(self.fixed_fraction) == 0.0
+
+    def in_context(self) -> Self:
+        """The in-context test task: every prompt has a random task vector."""
+        return self.replace(fixed_fraction=0.0, context_labels=ContextLabels.TASK)
+
+    def in_weight(self, context_labels: ContextLabels = ContextLabels.TASK) -> Self:
+        """The in-weight test task: every target comes from the fixed task vector.
+
+        With `ContextLabels.NOISE` the context carries no information (the published code).
+        """
+        return self.replace(fixed_fraction=1.0, context_labels=context_labels)
+
+    def draw(self, key: PRNGKeyArray, fixed: Bool[Array, ""] | bool | None = None) -> Draw:
+        """Draw the numbers behind one prompt; `fixed` forces or forbids the fixed task."""
+        points, outputs, size = self.context + 1, self.outputs, self.size
+        # One block of normal numbers a prompt: random calls are what sampling costs to compile.
+        normals = jax.random.normal(key, (points * (size + 2 * outputs) + outputs * size,))
+        cuts = np.cumsum([points * size, points * outputs, points * outputs])
+        inputs, noise, target_noise, task = jnp.split(normals, cuts)
+        input_key, task_key, fixed_key = jax.random.split(jax.random.fold_in(key, 1), 3)
+        z = self.inputs.from_normals(inputs.reshape(points, size), input_key)
+        if fixed is None:
+            fixed = jax.random.bernoulli(fixed_key, self.fixed_fraction)
+        drawn = self.tasks.from_normals(task.reshape(outputs, size), task_key)
+        return Draw(
+            inputs=(z * jnp.sqrt(self.spectrum)[None, :]) @ self.basis.T,
+            task=jnp.where(fixed, self.fixed_task, drawn),
+            noise=noise.reshape(points, outputs),
+            target_noise=target_noise.reshape(points, outputs),
+        )
+
+    def prompt(self, draw: Draw) -> Prompt:
+        """Make the labels (4) and lay the prompt out."""
+        clean = draw.inputs @ draw.task.T
+        match self.context_labels:
+            case ContextLabels.TASK:
+                labels = clean + self.label_noise * draw.noise
+            case ContextLabels.NOISE:
+                labels = draw.noise
+        targets = clean + self.target_noise * draw.target_noise
+        return Prompt(draw.inputs, labels, targets, None, self.normaliser)
+
+    def sample(self, key: PRNGKeyArray) -> Prompt:
+        """Draw one prompt of full length; `vmap` over keys for many."""
+        return self.prompt(self.draw(key))
+
+
+@jax.jit  # one compilation for the set-up, not one an operation
+def _largest_first(
+    spectrum: Float[Array, " D"], basis: Float[Array, "D D"]
+) -> tuple[Float[Array, " D"], Float[Array, "D D"]]:
+    order = jnp.argsort(-spectrum, stable=True)
+    return spectrum[order], basis[:, order]
+
+
+def _basis(rotation: Any, size: int) -> Float[Array, "D D"]:
+    if rotation is None:
+        return jnp.asarray(np.eye(size), dtype=float)
+    if jnp.issubdtype(rotation.dtype, jax.dtypes.prng_key):
+        return random_rotation(rotation, size)
+    if rotation.shape != (size, size):
+        raise ValueError(f"the rotation must be {size} x {size}, got {rotation.shape}")
+    return jnp.asarray(rotation, dtype=float)
+
+
+def _task_vectors(
+    tasks: AbstractTaskVectors | None,
+    covariance: Values | None,
+    mean: Values | None,
+    pool: Values | None,
+    outputs: int,
+    basis: Float[Array, "D D"],
+) -> AbstractTaskVectors:
+    size = basis.shape[0]
+    given = sum(option is not None for option in (tasks, pool))
+    if given + (covariance is not None or mean is not None) > 1:
+        raise ValueError("give one of: tasks, pool, or a task covariance and mean")
+    if tasks is not None:
+        return tasks
+    if pool is not None:
+        members = jnp.asarray(pool, dtype=float)
+        if members.size == 0 or members.shape[-1] != size or members.ndim not in (2, 3):
+            raise ValueError(f"a task pool must be [M, {size}] with M > 0, got {members.shape}")
+        return TaskPool(members.reshape(members.shape[0], -1, size))
+    mean = np.zeros((outputs, size)) if mean is None else mean
+    rows = jnp.broadcast_to(jnp.asarray(mean, dtype=float), (outputs, size))
+    if covariance is None:
+        return NormalTasks(rows, _basis(None, size), _basis(None, size))
+    matrix = jnp.asarray(covariance, dtype=float)
+    if matrix.ndim == 1:
+        matrix = (basis * matrix[None, :]) @ basis.T
+    if matrix.shape != (size, size):
+        raise ValueError(f"the task covariance must be {size} x {size}, got {matrix.shape}")
+    _require("eigenvalues of the task covariance", jnp.linalg.eigvalsh(matrix), lower=-1e-12)
+    return NormalTasks(rows, matrix, symmetric_power(matrix, 0.5))
+
+
+def _require(name: str, values: Array, lower: float = -np.inf, upper: float = np.inf) -> None:
+    """Raise `ValueError` unless all values are finite and within bounds (skipped while tracing)."""
+    if isinstance(values, Tracer):
+        return
+    found = np.asarray(values)
+    bad = found[~(np.isfinite(found) & (found >= lower) & (found <= upper))]
+    if bad.size:
+        need = f"at least {lower:g}" if np.isinf(upper) else f"between {lower:g} and {upper:g}"
+        raise ValueError(f"the {name} must be finite and {need}, got {bad.flat[0]:g}")

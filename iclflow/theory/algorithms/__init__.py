@@ -1,0 +1,1 @@
+"""In-context algorithms as predictors, and their losses."""

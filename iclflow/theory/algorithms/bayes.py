@@ -1,0 +1,166 @@
+"""Bayes-optimal prediction: the posterior mean of y_q given the prompt, for each law of tasks."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from iclflow.models import AbstractModel
+from iclflow.tasks.distributions import NormalTasks, TaskPool
+from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.task import ContextLabels, Task
+from iclflow.theory.algorithms.linear import AbstractPredictor, InWeight, mean_task
+from iclflow.theory.algorithms.monte_carlo import Estimate, monte_carlo_loss, monte_carlo_mean
+from iclflow.theory.algorithms.regression import context_pairs, regularised_solution
+
+NO_CLOSED_FORM = (
+    "the Bayes-optimal predictor is not linear in β x_qᵀ and has no closed population loss; "
+    "use `bayes_loss` or `monte_carlo_loss`"
+)
+
+
+class NormalBayes(AbstractPredictor):
+    """The posterior mean for rows of W ~ N(μ, S = RᵀR) and label noise σ².
+
+    ŵ = μ + Rᵀ (FᵀF + σ² I)⁻¹ Fᵀ (y - X μ), F = X Rᵀ. At σ = 0 the conditional mean given the
+    exact labels (a pseudo-inverse). Ridge with ρ = σ² is μ = 0, S = I.
+    """
+
+    mean: Float[Array, "O D"]
+    root: Float[Array, "D D"]
+    noise: Float[Array, ""]
+
+    def __call__(self, prompt: Prompt) -> Float[Array, " O"]:
+        design, labels = context_pairs(prompt)
+        residual = labels - design @ self.mean.T
+        shift = regularised_solution(design @ self.root.T, residual, self.noise**2)
+        return self.mean @ prompt.query + prompt.query @ self.root.T @ shift
+
+    def posterior_covariance(self, prompt: Prompt) -> Float[Array, "D D"]:
+        """S - Rᵀ (FᵀF + σ² I)⁻¹ FᵀF R, of each row of W; it depends on the inputs only."""
+        features = context_pairs(prompt)[0] @ self.root.T
+        explained = regularised_solution(features, features, self.noise**2)
+        return (
+            self.root.T
+            @ (jnp.eye(explained.shape[0], dtype=explained.dtype) - explained)
+            @ (self.root)
+        )
+
+    def population_loss(self, task: Task) -> Float[Array, ""]:
+        raise ValueError(NO_CLOSED_FORM)
+
+
+class PoolBayes(AbstractPredictor):
+    """The discrete minimum-mean-square-error predictor (dMMSE): a finite pool of tasks.
+
+    ŷ = Σ_m p_m W_m x_q with p_m ∝ prior_m exp(-|Y - X W_mᵀ|²/(2σ²)); at σ = 0 the prior shared
+    among the tasks that fit the labels best.
+    """
+
+    tasks: Float[Array, "M O D"]
+    prior: Float[Array, " M"]
+    noise: Float[Array, ""]
+
+    def posterior(self, prompt: Prompt) -> Float[Array, " M"]:
+        """The probability of each task of the pool given the context."""
+        design, labels = context_pairs(prompt)
+        fits = jnp.einsum("nd,mod->mno", design, self.tasks)
+        errors = jnp.sum((labels[None] - fits) ** 2, axis=(1, 2))
+        errors = errors - jnp.min(errors)
+        variance = self.noise**2
+        log_prior = jnp.log(self.prior)
+        soft = log_prior - errors / jnp.where(variance > 0, 2 * variance, 1.0)
+        # Without noise any error beyond rounding rules a task out.
+        scale = jnp.sum(labels**2) + jnp.sum(fits**2, axis=(1, 2))
+        tied = errors <= 1e2 * jnp.finfo(errors.dtype).eps * scale
+        hard = jnp.where(tied, log_prior, -jnp.inf)
+        return jax.nn.softmax(jnp.where(variance > 0, soft, hard))
+
+    def __call__(self, prompt: Prompt) -> Float[Array, " O"]:
+        return jnp.einsum("m,mod,d->o", self.posterior(prompt), self.tasks, prompt.query)
+
+    def population_loss(self, task: Task) -> Float[Array, ""]:
+        raise ValueError(NO_CLOSED_FORM)
+
+
+class MixtureBayes(AbstractPredictor):
+    """The in-weight mixture: W = w* with probability c, else normal (App. F).
+
+    The two posterior means, weighted by the evidence of the labels under each hypothesis.
+    """
+
+    normal: NormalBayes
+    fixed: Float[Array, "O D"]
+    fraction: Float[Array, ""]
+
+    def fixed_probability(self, prompt: Prompt) -> Float[Array, ""]:
+        """P(W = w* | context)."""
+        design, labels = context_pairs(prompt)
+        left, values, _ = jnp.linalg.svd(design @ self.normal.root.T, full_matrices=False)
+        wrong = jnp.sum((labels - design @ self.fixed.T) ** 2)
+        residual = labels - design @ self.normal.mean.T
+        variance = jnp.where(self.normal.noise > 0, self.normal.noise**2, 1.0)
+        shrink = (values**2 / (values**2 + variance))[:, None]
+        misfit = jnp.sum(residual**2) - jnp.sum(shrink * (left.T @ residual) ** 2)
+        volume = labels.shape[1] * jnp.sum(jnp.log1p(values**2 / variance))
+        odds = jnp.log(self.fraction) - jnp.log1p(-self.fraction)
+        odds = odds + 0.5 * volume + 0.5 * (misfit - wrong) / variance
+        # Without noise an exact fit is certain evidence, a misfit excludes w*.
+        tolerance = 1e2 * jnp.finfo(values.dtype).eps * jnp.sum(labels**2)
+        certain = jnp.where(wrong <= tolerance, 1.0, 0.0)
+        return jnp.where(self.normal.noise > 0, jax.nn.sigmoid(odds), certain)
+
+    def __call__(self, prompt: Prompt) -> Float[Array, " O"]:
+        share = self.fixed_probability(prompt)
+        return share * (self.fixed @ prompt.query) + (1 - share) * self.normal(prompt)
+
+    def population_loss(self, task: Task) -> Float[Array, ""]:
+        raise ValueError(NO_CLOSED_FORM)
+
+
+def bayes_predictor(task: Task) -> AbstractPredictor:
+    """The best predictor there is for a task: E[y_q | prompt], whatever the law of the inputs."""
+    if task.context_labels is ContextLabels.NOISE:
+        return InWeight(mean_task(task))  # the labels say nothing
+    fraction = float(task.fixed_fraction)
+    if fraction == 1.0:
+        return InWeight(task.fixed_task)
+    match task.tasks:
+        case NormalTasks():
+            normal = NormalBayes(task.tasks.mean, task.tasks.root, task.label_noise)
+            if fraction == 0.0:
+                return normal
+            return MixtureBayes(normal, task.fixed_task, task.fixed_fraction)
+        case TaskPool():
+            pool = task.tasks.tasks
+            count = pool.shape[0]
+            prior = jnp.full(count, (1 - fraction) / count, pool.dtype)
+            if fraction > 0.0:
+                pool = jnp.concatenate([pool, task.fixed_task[None]])
+                prior = jnp.concatenate([prior, task.fixed_fraction[None]])
+            return PoolBayes(pool, prior, task.label_noise)
+        case _:
+            raise ValueError(
+                f"the posterior of {type(task.tasks).__name__} is not known; Bayes-optimal "
+                f"prediction covers normal task vectors and finite pools"
+            )
+
+
+def bayes_loss(task: Task, sequences: int, key: PRNGKeyArray) -> Estimate:
+    """The least loss any predictor has, by Monte Carlo, with its standard error.
+
+    For normal task vectors only the inputs are sampled: given them the loss is
+    tr(Λ posterior covariance) an output, plus the target's noise.
+    """
+    predictor = bayes_predictor(task)
+    if isinstance(predictor, InWeight):
+        return Estimate(predictor.population_loss(task), jnp.zeros((), task.spectrum.dtype))
+    if not isinstance(predictor, NormalBayes):
+        return monte_carlo_loss(predictor, task, sequences, key)
+    return monte_carlo_mean(_conditional_risk, predictor, task, sequences, key)
+
+
+def _conditional_risk(bayes: AbstractModel, task: Task, prompt: Prompt) -> Float[Array, ""]:
+    assert isinstance(bayes, NormalBayes)
+    risk = jnp.sum(bayes.posterior_covariance(prompt) * task.covariance)
+    # A variance: what rounding leaves below zero is zero.
+    return task.outputs * (jnp.maximum(risk, 0.0) + task.target_noise**2)

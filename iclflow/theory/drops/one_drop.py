@@ -1,0 +1,255 @@
+"""Merged key and query: the one abrupt drop as a function of time (15)(45)-(51), E2.
+
+Only the growing half of a small random start survives its plateau,
+`s(0) = ¼ ‖w₂(0) + W₁(0) m̂‖²` with m̂ = vec(G)/‖G‖; after that all heads are parallel and the
+weights are one matrix M = Σ vᵢ Uᵢ that obeys `τ dM/dt = ‖M‖ A + M ⟨M, A⟩/‖M‖`, A = G - B M Λ.
+Times are t/τ.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float
+from scipy.integrate import solve_ivp
+
+from iclflow.losses import Population
+from iclflow.models import Merged
+from iclflow.results.trajectory import RESULTS, Trajectory
+from iclflow.theory.drops.base import Times
+from iclflow.theory.fixed_points.modes import Modes
+
+
+def growing_strength(population: Population, model: Merged) -> Float[Array, ""]:
+    """s(0) = ¼ Σᵢ (vᵢ + ⟨Uᵢ, G⟩/‖G‖)² (E2); the paper's ‖w₂(0)‖² holds for aligned weights."""
+    return jnp.sum(_halves(population, model)[0] ** 2)
+
+
+def _halves(population: Population, model: Merged) -> tuple[Float[Array, " H"], Float[Array, " H"]]:
+    """The growing and the decaying combination of each head's value and merged weight."""
+    _require(population, model)
+    return _combinations(population.cross[0], model.values[:, 0, 0], model.merged)
+
+
+@jax.jit  # one compilation for all of it, not one an operation
+def _combinations(
+    cross: Float[Array, "D D"], values: Float[Array, " H"], merged: Float[Array, "H D D"]
+) -> tuple[Float[Array, " H"], Float[Array, " H"]]:
+    along = jnp.einsum("hdc,dc->h", merged, cross / jnp.linalg.norm(cross))
+    return (values + along) / 2, (values - along) / 2
+
+
+def _require(population: Population, model: Merged) -> None:
+    reason = population.admits(model)
+    if population.cross.shape[0] != 1:
+        reason = f"the reduction is that of one output, got {population.cross.shape[0]}"
+    if reason is not None:
+        raise ValueError(f"no merged time course: {reason}")
+
+
+def logistic_strength(
+    time: ArrayLike, initial: ArrayLike, rate: ArrayLike, saturation: ArrayLike
+) -> Float[Array, "..."]:
+    """s(t) = γ e^{2γt} / (α (e^{2γt} - 1) + γ/s(0)), from τ ds/dt = 2 s (γ - α s) (15)(46)."""
+    return _logistic(*(jnp.asarray(a, float) for a in (time, initial, rate, saturation)))
+
+
+@jax.jit
+def _logistic(
+    t: Float[Array, "..."],
+    s: Float[Array, "..."],
+    gamma: Float[Array, "..."],
+    alpha: Float[Array, "..."],
+) -> Float[Array, "..."]:
+    decay = jnp.exp(-2 * gamma * t)
+    return gamma * s / (alpha * s * -jnp.expm1(-2 * gamma * t) + gamma * decay)
+
+
+class WhiteCourse(eqx.Module):
+    """The closed form (15)(45)-(48) for white inputs, loss and weights, from any small start.
+
+    It needs B G Λ = α G, so that M keeps the direction of G: Λ = c I (α = c³ (1 + (1 + D)/N),
+    γ = c² √D), or the same on the range of Λ. The error in the loss is of order w².
+    """
+
+    power: Float[Array, ""]  # E[y²]
+    direction: Float[Array, "D D"]  # G/‖G‖
+    rate: Float[Array, ""]  # γ = ‖G‖
+    saturation: Float[Array, ""]  # α
+    growing: Float[Array, " H"]  # ½ (v + ⟨U, m̂⟩) at the start
+    decaying: Float[Array, " H"]  # ½ (v - ⟨U, m̂⟩) at the start
+    orthogonal: Float[Array, "H D D"]  # U without its part along m̂, at the start
+
+    def __init__(self, population: Population, model: Merged) -> None:
+        """Reduce a start; `ValueError` unless the task is white."""
+        self.growing, self.decaying = _halves(population, model)
+        self.power = population.power
+        self.direction, self.rate, self.saturation, self.orthogonal, gap = _white_parts(
+            population.cross[0], population.second, population.covariance, model.merged
+        )
+        if not float(gap) < 1e-6:
+            raise ValueError(
+                f"the closed form needs white inputs, B G Λ ∝ G, and misses by {float(gap):.1g}; "
+                f"use merged_course, which integrates the reduced flow"
+            )
+
+    @property
+    def initial(self) -> Float[Array, ""]:
+        """s(0) of E2."""
+        return jnp.sum(self.growing**2)
+
+    def strength(self, time: ArrayLike) -> Float[Array, "..."]:
+        """s(t) = ‖M‖, so that the prediction is σ βᵀ x_q with σ = s/√D."""
+        return logistic_strength(time, self.initial, self.rate, self.saturation)
+
+    def loss(self, time: ArrayLike) -> Float[Array, "..."]:
+        """L = E[y²] - 2 γ s + α s²: c D - 2 σ c² D + σ² c³ D (1 + (1 + D)/N)."""
+        s = self.strength(time)
+        return self.power - 2 * self.rate * s + self.saturation * s**2
+
+    def half_time(self) -> Float[Array, ""]:
+        """When s is half of its limit: (1/2γ) ln(γ/(α s(0)) - 1)."""
+        ratio = self.rate / (self.saturation * self.initial)
+        return jnp.log(ratio - 1) / (2 * self.rate)
+
+    def model(self, time: Float[Array, ""] | float) -> Merged:
+        """The weights at one time: the growing part, the decaying one, and what is left over.
+
+        v = a f + n/f, ⟨U, m̂⟩ = a f - n/f with f² = s/s(0) (their product is conserved, (17));
+        the rest of U loses its component on the direction a of the heads: exp(-α ∫ s dt).
+        """
+        t = jnp.asarray(time, float)
+        factor = jnp.sqrt(self.strength(t) / self.initial)
+        up, down = self.growing * factor, self.decaying / factor
+        head = self.growing / jnp.sqrt(self.initial)
+        fade = jnp.exp(-self.rate * t) * factor  # exp(-α ∫ s dt), as d ln s/dt = 2 (γ - α s)
+        shared = jnp.einsum("h,hdc->dc", head, self.orthogonal)
+        left = self.orthogonal - (1 - fade) * head[:, None, None] * shared[None]
+        merged = (up - down)[:, None, None] * self.direction[None] + left
+        return Merged(values=(up + down)[:, None, None], merged=merged)
+
+
+@jax.jit
+def _white_parts(
+    cross: Float[Array, "D D"],
+    second: Float[Array, "D D"],
+    covariance: Float[Array, "D D"],
+    merged: Float[Array, "H D D"],
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Direction, γ, α, the rest of U, and how far B G Λ is from α G."""
+    image, rate = second @ cross @ covariance, jnp.linalg.norm(cross)
+    direction, saturation = cross / rate, jnp.sum(image * cross) / rate**2
+    gap = jnp.linalg.norm(image - saturation * cross) / jnp.linalg.norm(image)
+    along = jnp.einsum("hdc,dc->h", merged, direction)
+    return direction, rate, saturation, merged - along[:, None, None] * direction[None], gap
+
+
+class _ReducedFlow:
+    """M as D numbers along the common eigenvectors, or as D² entries if there are none."""
+
+    def __init__(self, modes: Modes) -> None:
+        self.power = float(modes.power)
+        self.shape = modes.covariance.shape
+        self.second, self.covariance = np.asarray(modes.second), np.asarray(modes.covariance)
+        self.basis = np.asarray(modes.right) if modes.commuting else None
+        self.g = np.asarray(modes.g if modes.commuting else modes.cross.ravel())
+        self.curvature = np.asarray(modes.eigenvalue * modes.b) if modes.commuting else None
+
+    def residual(self, m: np.ndarray) -> np.ndarray:
+        """r = g - λ b μ, or A = G - B M Λ."""
+        if self.curvature is not None:
+            return self.g - self.curvature * m
+        return self.g - (self.second @ m.reshape(self.shape) @ self.covariance).ravel()
+
+    def loss(self, m: np.ndarray) -> float:
+        """L = E[y²] - ⟨M, G + A⟩."""
+        return self.power - float(m @ (self.g + self.residual(m)))
+
+    def matrix(self, m: np.ndarray) -> np.ndarray:
+        """M as a matrix."""
+        if self.basis is None:
+            return m.reshape(self.shape)
+        return (self.basis * m[None, :]) @ self.basis.T
+
+    def solve(self, strength: float, horizon: float, tolerance: float, **options: Any) -> Any:
+        """Integrate τ dM/dt = ‖M‖ A + M ⟨M, A⟩/‖M‖ from M = s(0) G/‖G‖."""
+
+        def slope(t: float, m: np.ndarray) -> np.ndarray:
+            size, r = np.linalg.norm(m), self.residual(m)
+            return size * r + m * (m @ r) / size
+
+        return solve_ivp(
+            slope,
+            (0.0, horizon),
+            strength * self.g / np.linalg.norm(self.g),
+            method="DOP853",
+            dense_output=True,
+            rtol=tolerance,
+            atol=1e-2 * tolerance * strength,
+            **options,
+        )
+
+
+def merged_course(
+    population: Population, model: Merged, times: Times, *, tolerance: float = 1e-10
+) -> Trajectory:
+    """The reduced flow of a small merged start for any Λ (E2), at the times t/τ.
+
+    D numbers for a commuting task, `τ dμ_d/dt = ‖μ‖ r_d + μ_d (μ·r)/‖μ‖`, r = g - λ b μ,
+    μ(0) = s(0) g/‖g‖; D² otherwise. Records `loss`, `effective` M [T, D, D] and `values`
+    [T, H] (the heads keep the proportions of their growing halves).
+    """
+    growing = np.asarray(_halves(population, model)[0], float)
+    flow, start = _ReducedFlow(Modes.of(population)), float(growing @ growing)
+    saves = np.atleast_1d(np.asarray(times, float))
+    if start == 0 or not flow.g.any():  # nothing grows: at rest for ever
+        states, result = np.zeros((len(saves), len(flow.g))), RESULTS.finished
+    else:
+        horizon = max(float(saves.max()), float(np.finfo(float).eps))
+        solution = flow.solve(start, horizon, tolerance)
+        states = np.asarray(solution.sol(saves)).T
+        result = RESULTS.finished if solution.success else RESULTS.step_limit
+    matrices = np.stack([flow.matrix(m) for m in states])
+    strength = np.sqrt(np.linalg.norm(matrices, axis=(1, 2)))
+    share = growing / np.sqrt(start) if start > 0 else growing
+    return Trajectory(
+        time=jnp.asarray(saves),
+        step=jnp.asarray(saves),
+        record={
+            "loss": jnp.asarray([flow.loss(m) for m in states]),
+            "effective": jnp.asarray(matrices),
+            "values": jnp.asarray(strength[:, None] * share[None, :]),
+        },
+        result=result,
+        stopped=jnp.asarray(saves[-1]),
+    )
+
+
+def merged_half_time(population: Population, model: Merged, *, tolerance: float = 1e-10) -> float:
+    """When the loss is halfway down its one drop, from the reduced flow (E2)."""
+    modes = Modes.of(population)
+    flow, start = _ReducedFlow(modes), float(growing_strength(population, model))
+    if start == 0 or not flow.g.any():
+        return float("inf")
+    middle = (flow.power + float(modes.level(range(modes.rank)))) / 2
+
+    def crossing(t: float, m: np.ndarray) -> float:
+        return flow.loss(m) - middle
+
+    crossing.terminal = True  # type: ignore[attr-defined]
+    # The half time is about ln(1/s(0))/2γ, and never many times 1/γ more.
+    rate = float(np.linalg.norm(flow.g))
+    horizon = 100 * (1 + abs(np.log(start))) / rate
+    found = flow.solve(start, horizon, tolerance, events=crossing).t_events[0]
+    return float(found[0]) if len(found) else float("nan")
+
+
+def paper_merged_duration(population: Population, scale: ArrayLike) -> Float[Array, "..."]:
+    """(49)-(51): t/τ ≈ ln(1/w)/‖Λ²‖, the leading logarithm of the duration of the plateau.
+
+    Short by about 36% at w = 0.1 and 9% at 1e-6; `merged_half_time` is accurate.
+    """
+    rate = np.linalg.norm(np.asarray(population.cross[0]))
+    return jnp.asarray(-np.log(np.asarray(scale, float)) / rate)

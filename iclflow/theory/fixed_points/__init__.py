@@ -1,0 +1,1 @@
+"""Fixed points: modes, levels, stability, what the flow conserves."""

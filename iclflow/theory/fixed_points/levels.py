@@ -1,0 +1,64 @@
+"""Loss levels: where training pauses and where it ends (24)(59), Section 5 and E1."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from iclflow.losses import Population
+from iclflow.models.base import require_positive
+from iclflow.tasks.task import Task
+from iclflow.theory.fixed_points.modes import Modes
+
+
+def plateau_losses(source: Task | Population | Modes) -> Float[Array, " levels"]:
+    """L(M_m) = E[y²] - Σ_{s<m} σ_s², m = 0 … rank: the visited plateaus, highest first (24).
+
+    The modes come in the order of their drops σ², the order in which long plateaus are visited
+    (E1). Equal drops make equal steps, not fewer levels. The last one is the loss of least
+    squares in context (16), the end of merged attention too.
+    """
+    modes = Modes.of(source)
+    drops = np.cumsum(np.asarray(modes.drops))
+    return jnp.asarray(np.asarray(modes.power) - np.concatenate([[0.0], drops]), modes.power.dtype)
+
+
+def drop_sizes(source: Task | Population | Modes) -> Float[Array, " r"]:
+    """σ_s² = g²/(λ b) (commuting), λ³/a for the paper's task: the height of each step (24)."""
+    return Modes.of(source).drops
+
+
+def conspicuous_plateaus(
+    source: Task | Population | Modes, rank: int
+) -> tuple[tuple[int, ...], Float[Array, " n"]]:
+    """Modes learned and loss at the long plateaus of rank-R attention: m = 0, R, 2R, … (Sec. 5).
+
+    A head of rank R learns R modes one soon after another; a long plateau waits for a new head.
+    """
+    require_positive(rank=rank)
+    levels = plateau_losses(source)
+    last = levels.shape[0] - 1
+    counts = (*range(0, last, rank), last)
+    return counts, levels[jnp.asarray(counts, dtype=int)]
+
+
+def final_loss(source: Task | Population | Modes, heads: int, rank: int = 1) -> Float[Array, ""]:
+    """The least loss of H heads of rank R: the top H·R modes (all of them if H·R ≥ rank)."""
+    require_positive(heads=heads, rank=rank)
+    levels = plateau_losses(source)
+    return levels[min(heads * rank, levels.shape[0] - 1)]
+
+
+def fixed_point_count(source: Task | Population | Modes) -> int:
+    """2^rank, the number of index sets S (Section 4.2); an exact integer at any dimension."""
+    return 2 ** Modes.of(source).rank
+
+
+def level_count(source: Task | Population | Modes) -> int:
+    """The number of fixed-point levels counted by subspaces: Π (multiplicity + 1) over equal σ.
+
+    With distinct drops it is 2^rank. With equal ones the fixed points form continuous families
+    (S becomes a subspace), and only how many modes of each group are learned matters.
+    """
+    return math.prod(len(group) + 1 for group in Modes.of(source).groups())

@@ -1,0 +1,322 @@
+"""The modes of a task: the singular value decomposition that orders everything it teaches (E1).
+
+For one output the population loss of the reduced models is, in function space,
+`L(M) = E[y²] - ‖Y‖² + ‖B^(1/2) M Λ^(1/2) - Y‖²` with `Y = B^(-1/2) G Λ^(-1/2) = Σ σ_s u_s w_sᵀ`.
+Its fixed points, levels and gains all follow from the triples (σ_s, u_s, w_s), the *modes*.
+"""
+
+from collections.abc import Iterable
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from iclflow.losses import Population
+from iclflow.tasks.task import Task
+
+MIXTURES = ((1.0, 0.0, 0.0), (1.0, 0.618034, 0.414214), (1.0, -0.302776, 0.236068))
+
+
+class Gains(eqx.Module):
+    """The singular values and vectors of A_S, largest first: how fast dormant heads grow.
+
+    A dormant head on the plateau M(S) grows its key along `left`, its query along `right`.
+    """
+
+    values: Float[Array, " n"]
+    left: Float[Array, "D n"]
+    right: Float[Array, "D n"]
+
+
+class Modes(eqx.Module):
+    """Singular triples of Y = B^(-1/2) G Λ^(-1/2), largest first; those with σ = 0 are left out.
+
+    An *index set* S is a set of mode numbers 0, …, rank - 1 in this order. Where an eigenvalue
+    of Λ or of the task covariance is zero, the weights are those of the pseudo-inverse.
+    """
+
+    power: Float[Array, ""]  # E[y²]
+    cross: Float[Array, "D D"]  # G = E[β y xᵀ]
+    second: Float[Array, "D D"]  # B = E[ββᵀ]
+    covariance: Float[Array, "D D"]  # Λ
+    singular: Float[Array, " r"]  # σ_s
+    left: Float[Array, "D r"]  # u_s
+    right: Float[Array, "D r"]  # w_s
+    key_vectors: Float[Array, "D r"]  # B^(-1/2) u_s
+    query_vectors: Float[Array, "D r"]  # Λ^(-1/2) w_s
+    along: Float[Array, "3 r"] | None  # λ, b, g of each mode; None unless `commuting`
+
+    @classmethod
+    def of(cls, source: "Task | Population | Modes") -> "Modes":
+        """The modes of a task, from its population moments (evaluated on concrete numbers)."""
+        if isinstance(source, Modes):
+            return source
+        population = Population(source) if isinstance(source, Task) else source
+        outputs = population.cross.shape[0]
+        if outputs != 1:
+            raise ValueError(
+                f"the modes are those of a task with one output, got {outputs}; "
+                f"a task whose outputs are independent has these modes for each of them"
+            )
+        dtype = population.covariance.dtype
+        eps = float(jnp.finfo(dtype).eps)
+        cross, second, covariance = (
+            np.asarray(a, dtype=np.float64)
+            for a in (population.cross[0], population.second, population.covariance)
+        )
+        basis, commuting = _joint_basis(covariance, second, cross, eps)
+        decompose = _commuting_modes if commuting else _general_modes
+        arrays = decompose(covariance, second, cross, basis, eps)
+        along = _along(arrays[2], covariance, second, cross) if commuting else None
+        sigma, left, right, keys, queries = (jnp.asarray(a, dtype=dtype) for a in arrays)
+        return cls(
+            power=population.power,
+            cross=population.cross[0],
+            second=population.second,
+            covariance=population.covariance,
+            singular=sigma,
+            left=left,
+            right=right,
+            key_vectors=keys,
+            query_vectors=queries,
+            along=None if along is None else jnp.asarray(along, dtype=dtype),
+        )
+
+    @property
+    def size(self) -> int:
+        """The input dimension D."""
+        return self.covariance.shape[0]
+
+    @property
+    def rank(self) -> int:
+        """The number of modes with σ > 0; there are 2^rank fixed points in function space."""
+        return self.singular.shape[0]
+
+    @property
+    def commuting(self) -> bool:
+        """Whether Λ, B and G have their eigenvectors in common."""
+        return self.along is not None
+
+    @property
+    def drops(self) -> Float[Array, " r"]:
+        """σ_s², by how much learning mode s lowers the loss: g²/(λ b); λ³/a in the paper (24)."""
+        return self.singular**2
+
+    def members(self, index_set: Iterable[int]) -> tuple[int, ...]:
+        """The index set in ascending order, checked."""
+        given = [int(s) for s in index_set]
+        found = tuple(sorted(set(given)))
+        if len(found) != len(given) or (found and not 0 <= found[0] <= found[-1] < self.rank):
+            raise ValueError(
+                f"an index set holds distinct mode numbers from 0 to {self.rank - 1} "
+                f"(largest drop first), got {given}"
+            )
+        return found
+
+    def others(self, index_set: Iterable[int]) -> tuple[int, ...]:
+        """The modes that are not in the index set, in ascending order."""
+        inside = set(self.members(index_set))
+        return tuple(s for s in range(self.rank) if s not in inside)
+
+    def _array(self, values: np.ndarray | np.floating) -> Array:
+        # Sets of every size pass through here: NumPy has nothing to compile for each.
+        return jnp.asarray(values, dtype=self.covariance.dtype)
+
+    def weight(self, index_set: Iterable[int]) -> Float[Array, "D D"]:
+        """M(S) = B^(-1/2) (Σ_{s∈S} σ_s u_s w_sᵀ) Λ^(-1/2), (C1) (23)(55) and E1."""
+        index = np.asarray(self.members(index_set), dtype=int)
+        keys, queries = np.asarray(self.key_vectors), np.asarray(self.query_vectors)
+        sigma = np.asarray(self.singular)
+        return self._array((keys[:, index] * sigma[None, index]) @ queries[:, index].T)
+
+    def level(self, index_set: Iterable[int]) -> Float[Array, ""]:
+        """L(M(S)) = E[y²] - Σ_{s∈S} σ_s² (24)(59)."""
+        index = np.asarray(self.members(index_set), dtype=int)
+        return self._array(np.asarray(self.power) - np.sum(np.asarray(self.singular)[index] ** 2))
+
+    def residual(self, index_set: Iterable[int]) -> Float[Array, "D D"]:
+        """A_S = G - B M(S) Λ = B^(1/2) (Σ_{s∉S} σ_s u_s w_sᵀ) Λ^(1/2)."""
+        index = np.asarray(self.others(index_set), dtype=int)
+        keys = np.asarray(self.second) @ np.asarray(self.key_vectors)[:, index]
+        queries = np.asarray(self.covariance) @ np.asarray(self.query_vectors)[:, index]
+        return self._array((keys * np.asarray(self.singular)[None, index]) @ queries.T)
+
+    def gains(self, index_set: Iterable[int]) -> Gains:
+        """The rank - |S| positive singular values of A_S with their vectors."""
+        index = np.asarray(self.others(index_set), dtype=int)
+        if self.commuting:  # A_S = Σ_{j∉S} g_j e_j e_jᵀ, whatever the degeneracies
+            g, e = np.asarray(self.g), np.asarray(self.right)
+            order = index[np.argsort(-g[index], kind="stable")]
+            left, values, right = e[:, order], g[order], e[:, order]
+        else:
+            left, values, right = np.linalg.svd(np.asarray(self.residual(index_set)))
+            count = len(index)
+            left, values, right = left[:, :count], values[:count], right[:count].T
+        return Gains(self._array(values), self._array(left), self._array(right))
+
+    def _own(self, row: int) -> Float[Array, " r"]:
+        if self.along is None:
+            raise ValueError(
+                "Λ, B and G of this task have no common eigenvectors, so a mode has no "
+                "eigenvalues of its own; use `weight`, `residual` and `gains`"
+            )
+        return self.along[row]
+
+    @property
+    def eigenvalue(self) -> Float[Array, " r"]:
+        """λ_d of each mode (commuting tasks)."""
+        return self._own(0)
+
+    @property
+    def b(self) -> Float[Array, " r"]:
+        """b_d, the eigenvalue of B: a_d of (32) for the paper's task (commuting tasks)."""
+        return self._own(1)
+
+    @property
+    def g(self) -> Float[Array, " r"]:
+        """g_d, the eigenvalue of G: λ_d² s_d, the rate at which a mode is learned (commuting)."""
+        return self._own(2)
+
+    @property
+    def m(self) -> Float[Array, " r"]:
+        """m_d = g_d/(λ_d b_d), the weight of mode d at a fixed point (23) (commuting tasks)."""
+        return self.g / (self.eigenvalue * self.b)
+
+    @property
+    def c(self) -> Float[Array, " r"]:
+        """c_d = m_d^(-1/3) = 1/v*_d, the inverse of the final value weight (25) (commuting)."""
+        return self.m ** (-1 / 3)
+
+    def groups(self, tolerance: float = 1e-9) -> tuple[tuple[int, ...], ...]:
+        """The modes in groups of equal σ (to a relative `tolerance`), largest first."""
+        sigma = np.asarray(self.singular)
+        found: list[list[int]] = []
+        for s in range(self.rank):
+            if found and sigma[found[-1][0]] - sigma[s] <= tolerance * sigma[found[-1][0]]:
+                found[-1].append(s)
+            else:
+                found.append([s])
+        return tuple(tuple(group) for group in found)
+
+    def rotated(self, group: Iterable[int], rotation: Float[Array, "k k"]) -> "Modes":
+        """Another basis of a group of modes with one σ: the same task, other index sets.
+
+        Equal σ leave the modes of a group open: S picks a subspace, and column i of the
+        orthogonal `rotation` says how new mode `group[i]` is made of the old ones.
+        """
+        index = jnp.asarray(self.members(group), dtype=int)
+
+        def turn(a: Float[Array, "D r"]) -> Float[Array, "D r"]:
+            return a.at[:, index].set(a[:, index] @ rotation)
+
+        right = turn(self.right)
+        turned = np.stack([right.T @ a @ right for a in (self.covariance, self.second, self.cross)])
+        along = np.diagonal(turned, axis1=1, axis2=2)
+        off = turned - along[:, None, :] * np.eye(self.rank)
+        tolerance = 1e3 * self.size * float(jnp.finfo(right.dtype).eps)
+        scale = np.abs(turned).max(axis=(1, 2), initial=0.0)
+        common = bool(np.all(np.abs(off).max(axis=(1, 2), initial=0.0) <= tolerance * scale))
+        return Modes(
+            power=self.power,
+            cross=self.cross,
+            second=self.second,
+            covariance=self.covariance,
+            singular=self.singular,
+            left=turn(self.left),
+            right=right,
+            key_vectors=turn(self.key_vectors),
+            query_vectors=turn(self.query_vectors),
+            along=self._array(along) if self.commuting and common else None,
+        )
+
+    def directions(self) -> tuple[Float[Array, " D"], Float[Array, " D"], Float[Array, " D"]]:
+        """λ, b and g along all D common eigenvectors: the modes, then those never learned."""
+        lam, b, g = self.eigenvalue, self.b, self.g
+        missing = self.size - self.rank
+        if missing == 0:
+            return lam, b, g
+        complement = np.linalg.svd(np.asarray(self.right))[0][:, self.rank :]
+        inside = [complement.T @ np.asarray(a) @ complement for a in (self.covariance, self.second)]
+        eps = float(jnp.finfo(lam.dtype).eps)
+        basis, _ = _joint_basis(inside[0], inside[1], np.zeros_like(inside[0]), eps)
+        extra = [jnp.asarray(np.diagonal(basis.T @ a @ basis).clip(min=0.0)) for a in inside]
+        zeros = jnp.zeros(missing, lam.dtype)
+        return (
+            jnp.concatenate([lam, extra[0].astype(lam.dtype)]),
+            jnp.concatenate([b, extra[1].astype(lam.dtype)]),
+            jnp.concatenate([g, zeros]),
+        )
+
+
+def _joint_basis(
+    covariance: np.ndarray, second: np.ndarray, cross: np.ndarray, eps: float
+) -> tuple[np.ndarray, bool]:
+    """Eigenvectors of Λ, and of B and G too if they have them in common.
+
+    Equal eigenvalues of Λ leave its eigenvectors open; those of a mixture of the three matrices
+    settle them, and one mixture that diagonalises all three proves that they commute.
+    """
+    matrices = [a / max(np.linalg.norm(a), np.finfo(float).tiny) for a in (covariance, second)]
+    matrices.append(cross / max(np.linalg.norm(cross), np.finfo(float).tiny))
+    best, error = np.eye(len(covariance)), np.inf
+    for mixture in MIXTURES:
+        mixed = sum(c * (a + a.T) / 2 for c, a in zip(mixture, matrices, strict=True))
+        basis = np.linalg.eigh(mixed)[1]
+        turned = [basis.T @ a @ basis for a in matrices]
+        off = max(float(np.abs(a - np.diag(np.diagonal(a))).max()) for a in turned)
+        if off < error:
+            best, error = basis, off
+    if error <= 1e3 * len(covariance) * eps:
+        return best, True
+    return np.linalg.eigh(matrices[0])[1], False
+
+
+def _along(basis: np.ndarray, *matrices: np.ndarray) -> np.ndarray:
+    """The diagonals of Eᵀ A E, one row a matrix."""
+    return np.stack([np.sum(basis * (a @ basis), axis=0) for a in matrices])
+
+
+def _kept(values: np.ndarray, eps: float) -> np.ndarray:
+    """Which of some non-negative numbers are more than rounding error of the largest."""
+    return values > 8 * len(values) * eps * max(float(values.max(initial=0.0)), 0.0)
+
+
+def _commuting_modes(
+    covariance: np.ndarray, second: np.ndarray, cross: np.ndarray, basis: np.ndarray, eps: float
+) -> tuple[np.ndarray, ...]:
+    """Y is diagonal in the common basis: σ_d = g_d/sqrt(λ_d b_d), u_d = w_d = e_d."""
+    eigenvalue, b, g = _along(basis, covariance, second, cross)
+    keep = _kept(eigenvalue, eps)
+    eigenvalue, b, g, basis = eigenvalue[keep], b[keep], g[keep], basis[:, keep]
+    sigma = g / np.sqrt(eigenvalue * b)
+    order = np.argsort(-sigma, kind="stable")
+    order = order[_kept(sigma[order], eps)]
+    e = basis[:, order]
+    keys, queries = e / np.sqrt(b[order])[None, :], e / np.sqrt(eigenvalue[order])[None, :]
+    return sigma[order], e, e, keys, queries
+
+
+def _general_modes(
+    covariance: np.ndarray, second: np.ndarray, cross: np.ndarray, basis: np.ndarray, eps: float
+) -> tuple[np.ndarray, ...]:
+    """The decomposition in coordinates that whiten Λ, where B is well conditioned.
+
+    With Λ = F Fᵀ, B' = F⁻¹ B F⁻ᵀ (bounded below by the sampling noise tr(Λ S_w)/N) and
+    G' = F⁻¹ G F⁻ᵀ, the matrix B'^(-1/2) G' has the singular values and right vectors of Y, and
+    F⁻ᵀ B'^(-1/2) u' = B^(-1/2) u gives the left ones without inverting B.
+    """
+    (eigenvalue,) = _along(basis, covariance)
+    keep = _kept(eigenvalue, eps)
+    basis, eigenvalue = basis[:, keep], eigenvalue[keep]
+    whiten = basis / np.sqrt(eigenvalue)[None, :]  # F⁻ᵀ on the range of Λ
+    values, vectors = np.linalg.eigh(whiten.T @ second @ whiten)
+    root = (vectors / np.sqrt(values)[None, :]) @ vectors.T  # B'^(-1/2)
+    left, sigma, right = np.linalg.svd(root @ (whiten.T @ cross @ whiten))
+    positive = _kept(sigma, eps)
+    keys = whiten @ root @ left[:, positive]
+    w = basis @ right[positive].T
+    queries = whiten @ right[positive].T
+    b, vectors = np.linalg.eigh(second)
+    u = (vectors * np.sqrt(b.clip(min=0.0))[None, :]) @ vectors.T @ keys
+    return sigma[positive], u, w, keys, queries
