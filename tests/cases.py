@@ -5,11 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate, Softmax
-    Blocks,
-    Merged,
-    Separate,
-    Softmax,
-)
 from iclflow.tasks.distributions import Rademacher, StudentT
 from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.task import ContextLabels, Task
