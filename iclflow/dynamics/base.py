@@ -2,24 +2,32 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
-from jaxtyping import Array, PRNGKeyArray, PyTree
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 
-from iclflow.losses import AbstractLoss, Population
-from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
+from iclflow.losses import AbstractLoss
+from iclflow.models import AbstractModel
 from iclflow.results.trajectory import Trajectory
 
 Recorder = Callable[[AbstractModel, AbstractLoss], PyTree[Array]]
 
 
 class AbstractDynamics(eqx.Module):
-    """Train a model on a loss and return what was recorded at the marks."""
+    """A method of training. It knows no length: the end of a run belongs to the problem.
+
+    Time is counted in *marks*: whole steps for descent, t/τ for a flow.
+    """
+
+    # Fields of the state that all runs of a batch share, so that a loop needs no test a run.
+    shared: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
-    def start(self, loss: AbstractLoss, model: AbstractModel, key: PRNGKeyArray) -> Any:
-        """The state of a run that has made no step yet."""
+    def init(self, loss: AbstractLoss, model: AbstractModel, key: PRNGKeyArray) -> Any:
+        """The state of a run that has made no step yet; it has `model` and `mark`."""
 
     @abc.abstractmethod
     def advance(
@@ -28,39 +36,41 @@ class AbstractDynamics(eqx.Module):
         """Run from `state` to the last mark, recording at every mark; pure, one run."""
 
     @abc.abstractmethod
-    def marks(self, count: int) -> Array:
-        """`count` save points spread over the whole run, evenly in the logarithm of time."""
+    def clock(self, marks: ArrayLike) -> Any:
+        """The time t/τ at the marks; NaN where steps keep no time."""
+
+    @abc.abstractmethod
+    def spread(self, until: float, count: int) -> np.ndarray:
+        """`count` marks from 0 to `until`, evenly in the logarithm of time."""
+
+    @abc.abstractmethod
+    def as_marks(self, marks: Any) -> Any:
+        """Marks as an array of the right type, or `ValueError` where they cannot be marks."""
 
     def admits(self, loss: AbstractLoss, model: AbstractModel) -> str | None:
         """None if the pair can be trained this way, else the reason why not."""
         return loss.admits(model)
 
 
-class AbstractReduced(eqx.Module):
-    """A prediction of the gradient flow of one start, without integrating its weights."""
-
-    assumes: eqx.AbstractClassVar[str]
-    models: eqx.AbstractClassVar[tuple[type, ...]]
-
-    @abc.abstractmethod
-    def __call__(self, loss: Population, model: AbstractModel, times: Any) -> Trajectory:
-        """The run at the times t/τ: at least `loss`."""
-
-    def admits(self, loss: AbstractLoss, model: AbstractModel) -> str | None:
-        """None if the pair can be predicted this way, else the reason why not."""
-        if not isinstance(loss, Population):
-            return f"the reduced dynamics are those of Population, got {type(loss).__name__}"
-        if loss.cross.shape[0] != 1:
-            return f"the reduced dynamics are those of one output, got {loss.cross.shape[0]}"
-        if not isinstance(model, self.models):
-            names = " or ".join(kind.__name__ for kind in self.models)
-            return f"it predicts {names}, got {type(model).__name__}"
-        if isinstance(model, AbstractLinearModel) and model.blocks is Blocks.FULL:
-            return "the zero blocks must be frozen; use model.reduce()"
-        return None
-
-    def require(self, loss: AbstractLoss, model: AbstractModel) -> None:
-        """Raise `ValueError` with the reason unless the pair is admitted."""
-        reason = self.admits(loss, model)
-        if reason is not None:
-            raise ValueError(f"{type(self).__name__} cannot take this run: {reason}")
+def marks_until(dynamics: AbstractDynamics, until: Any, saveat: Any, count: int) -> Any:
+    """The marks of a run: `saveat` (or about `count` of them) and the end, increasing."""
+    if until is None and saveat is None:
+        raise ValueError("say when the run ends: until=, in steps (Descent) or t/τ (Flow)")
+    end = None if until is None else dynamics.as_marks(np.atleast_1d(until))
+    if end is not None and (len(end) != 1 or not end[0] >= 0):
+        raise ValueError(f"until must be one number of at least 0, got {until}")
+    if saveat is None:
+        assert end is not None
+        return dynamics.spread(end[0], count)
+    if np.ndim(saveat) != 1 or np.size(saveat) == 0:
+        raise ValueError(f"saveat must be a non-empty list, got shape {np.shape(saveat)}")
+    marks = dynamics.as_marks(saveat)
+    if isinstance(marks, Tracer):
+        return marks
+    if np.any(np.diff(marks) < 0) or marks[0] < 0:
+        raise ValueError("saveat must be increasing and not negative; sort it")
+    if end is None or marks[-1] == end[0]:
+        return marks
+    if marks[-1] > end[0]:
+        raise ValueError(f"saveat asks for {marks[-1]:g}, but the run ends at {end[0]:g}")
+    return np.concatenate([marks, end])

@@ -3,7 +3,6 @@
 from typing import Any
 
 import equinox as eqx
-import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,13 +10,13 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from iclflow.dynamics.base import AbstractDynamics, Recorder
+from iclflow.dynamics.loop import repeat
 from iclflow.dynamics.optimisers import AbstractOptimiser, GradientDescent
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
 from iclflow.results.trajectory import RESULTS, Trajectory, log_steps
 
 EXPLODED = 1e6  # a loss this many times its start (plus one) will not come back
-CHECKPOINTS = 64  # states kept for the backward pass between two marks
 
 
 class Run(eqx.Module):
@@ -42,34 +41,66 @@ class DescentState(eqx.Module):
         """The weights now."""
         return self.run.model
 
+    @property
+    def mark(self) -> Int[Array, ""]:
+        """The steps made."""
+        return self.step
+
+    @property
+    def result(self) -> RESULTS:
+        """How the run stands."""
+        return self.run.result
+
+    @property
+    def stopped(self) -> Int[Array, ""]:
+        """The last step that was computed."""
+        return self.run.stopped
+
 
 class Descent(AbstractDynamics):
-    """`steps` updates at learning rate η; gradient descent advances t/τ by 2η a step (10)."""
+    """Updates at learning rate η; gradient descent advances t/τ by 2η a step (10).
+
+    - `rate`: the learning rate η.
+    - `optimiser`: the update rule; gradient descent if omitted.
+    """
+
+    shared = ("step",)
 
     rate: Float[Array, ""]
-    steps: int = eqx.field(static=True)
     optimiser: AbstractOptimiser
 
-    def __init__(
-        self, rate: ArrayLike, steps: int, optimiser: AbstractOptimiser | None = None
-    ) -> None:
-        """Rate η, number of updates, and the update rule (gradient descent if omitted)."""
+    def __init__(self, rate: ArrayLike, optimiser: AbstractOptimiser | None = None) -> None:
+        """Rate η and update rule."""
         self.rate = jnp.asarray(rate, dtype=float)
-        self.steps = int(steps)
         self.optimiser = GradientDescent() if optimiser is None else optimiser
 
     def __check_init__(self) -> None:
-        if self.steps < 0:
-            raise ValueError(f"the number of steps must not be negative, got {self.steps}")
         if not isinstance(self.rate, Tracer) and not np.all(
             np.isfinite(self.rate) & (np.asarray(self.rate) > 0)
         ):
             raise ValueError(f"the rate must be a positive number, got {self.rate}")
+        if not isinstance(self.optimiser, AbstractOptimiser):
+            raise ValueError(
+                f"the optimiser must be one of iclflow's, got {self.optimiser!r}; the number of "
+                f"steps is said to simulate or sweep: until=10_000"
+            )
 
-    def marks(self, count: int) -> Int[Array, " T"]:
-        return jnp.asarray(log_steps(self.steps, count))
+    def clock(self, marks: ArrayLike) -> Float[Array, " T"]:
+        each = 2 * self.rate if self.optimiser.keeps_time else jnp.nan
+        return each * jnp.asarray(marks, self.rate.dtype)
 
-    def start(self, loss: AbstractLoss, model: AbstractModel, key: PRNGKeyArray) -> DescentState:
+    def spread(self, until: float, count: int) -> np.ndarray:
+        return log_steps(int(until), count)
+
+    def as_marks(self, marks: Any) -> Any:
+        if isinstance(marks, Tracer):
+            return marks.astype(int)
+        found = np.asarray(marks)
+        if not np.issubdtype(found.dtype, np.number) or np.any(found != np.round(found)):
+            raise ValueError("Descent counts whole steps; for times t/τ use Flow")
+        return found.astype(int)
+
+    def init(self, loss: AbstractLoss, model: AbstractModel, key: PRNGKeyArray) -> DescentState:
         first = loss(model)
         run = Run(
             model=model,
@@ -90,29 +121,25 @@ class Descent(AbstractDynamics):
         marks: Int[Array, " T"],
         record: dict[str, Recorder],
     ) -> Trajectory:
-        def to_mark(state: DescentState, mark: Int[Array, ""]) -> tuple[DescentState, dict]:
-            state = eqxi.while_loop(
-                lambda s: s.step < mark,
-                lambda s: DescentState(self._step(loss, s.run, s.step), s.step + 1),
-                state,
-                kind="checkpointed",  # as fast as a plain loop, and has a gradient
-                checkpoints=CHECKPOINTS,
-            )
-            alive = state.run.result == RESULTS.finished
-            values = {name: f(state.model, loss) for name, f in record.items()}
-            return state, jax.tree.map(lambda a: jnp.where(alive, a, jnp.nan), values)
-
         dynamic, static = eqx.partition(state, eqx.is_array)
 
-        def body(carry: Any, mark: Int[Array, ""]) -> tuple[Any, dict]:
-            after, values = to_mark(eqx.combine(carry, static), mark)
-            return eqx.filter(after, eqx.is_array), values
+        def update(dynamic: Any) -> Any:
+            state = eqx.combine(dynamic, static)
+            after = DescentState(self._step(loss, state.run, state.step), state.step + 1)
+            return eqx.filter(after, eqx.is_array)
 
-        dynamic, values = jax.lax.scan(body, dynamic, marks)
+        def to_mark(dynamic: Any, mark: Int[Array, ""]) -> tuple[Any, dict]:
+            dynamic = repeat(update, dynamic, jnp.maximum(mark - dynamic.step, 0))
+            state = eqx.combine(dynamic, static)
+            alive = state.run.result == RESULTS.finished
+            values = {name: f(state.model, loss) for name, f in record.items()}
+            return dynamic, jax.tree.map(lambda a: jnp.where(alive, a, jnp.nan), values)
+
+        marks = jnp.asarray(marks)
+        dynamic, values = jax.lax.scan(to_mark, dynamic, marks)
         state = eqx.combine(dynamic, static)
-        clock = 2 * self.rate if self.optimiser.keeps_time else jnp.nan
         return Trajectory(
-            time=clock * marks.astype(self.rate.dtype),
+            time=self.clock(marks),
             step=marks,
             record=values,
             result=state.run.result,

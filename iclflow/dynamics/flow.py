@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
@@ -18,43 +19,59 @@ class FlowState(eqx.Module):
     """Everything needed to go on with a flow."""
 
     model: AbstractModel
-    time: Float[Array, ""]
+    mark: Float[Array, ""]  # the time t/τ reached
     scale: Float[Array, ""]  # size of the initial weights: what the absolute tolerance refers to
+    result: RESULTS
+
+    @property
+    def stopped(self) -> Float[Array, ""]:
+        """The last time that was computed."""
+        return self.mark
 
 
 class Flow(AbstractDynamics):
-    """τ dW/dt = -½ ∂L/∂W (10), up to t/τ = `time`.
+    """Gradient flow, τ dW/dt = -½ ∂L/∂W (10), by an adaptive solver.
 
     The absolute tolerance is `tolerance` times the root mean square of the initial weights, so
     that starts of 1e-6 are followed as faithfully as starts of 1.
+
+    - `tolerance`: relative tolerance of a step.
+    - `max_steps`: the most steps of the solver between two calls; a longer run ends with the
+      result `step_limit`.
     """
 
-    time: Float[Array, ""]
     tolerance: float = 1e-9
     max_steps: int = eqx.field(static=True, default=200_000)
 
-    def __init__(self, time: ArrayLike, tolerance: float = 1e-9, max_steps: int = 200_000) -> None:
-        """End time t/τ, relative tolerance of the solver, and its limit of steps."""
-        self.time = jnp.asarray(time, dtype=float)
-        self.tolerance = tolerance
-        self.max_steps = max_steps
-
     def __check_init__(self) -> None:
-        if not isinstance(self.time, Tracer) and not float(self.time) > 0:
-            raise ValueError(f"the flow needs a positive end time, got {self.time}")
+        if not isinstance(self.tolerance, Tracer) and not self.tolerance > 0:
+            raise ValueError(f"the tolerance must be positive, got {self.tolerance}")
         if self.max_steps < 1:
             raise ValueError(f"the flow needs at least one step, got {self.max_steps}")
 
-    def marks(self, count: int) -> Float[Array, " T"]:
-        grid = jnp.geomspace(1e-4, 1.0, max(2, count - 1))
-        return jnp.concatenate([jnp.zeros(1), grid]) * self.time
+    def admits(self, loss: AbstractLoss, model: AbstractModel) -> str | None:
+        if loss.stochastic:
+            return (
+                f"a flow follows the gradient of one loss, and {type(loss).__name__} draws a new "
+                f"batch for every step; use Descent, or the loss it evaluates on"
+            )
+        return loss.admits(model)
 
-    def start(self, loss: AbstractLoss, model: AbstractModel, key: PRNGKeyArray) -> FlowState:
+    def clock(self, marks: ArrayLike) -> Any:
+        return marks
+
+    def spread(self, until: float, count: int) -> np.ndarray:
+        return np.concatenate([np.zeros(1), np.geomspace(1e-4, 1.0, max(2, count - 1))]) * until
+
+    def as_marks(self, marks: Any) -> Any:
+        return marks.astype(float) if isinstance(marks, Tracer) else np.asarray(marks, float)
+
+    def init(self, loss: AbstractLoss, model: AbstractModel, key: PRNGKeyArray) -> FlowState:
         del loss, key
         leaves = jax.tree.leaves(eqx.filter(model, eqx.is_inexact_array))
         total = sum((jnp.sum(leaf**2) for leaf in leaves), jnp.zeros(()))
         count = sum(leaf.size for leaf in leaves)
-        return FlowState(model, jnp.zeros(()), jnp.sqrt(total / count))
+        return FlowState(model, jnp.zeros(()), jnp.sqrt(total / count), RESULTS.finished)
 
     def advance(
         self,
@@ -65,6 +82,7 @@ class Flow(AbstractDynamics):
     ) -> Trajectory:
         import diffrax  # half a second that only a flow should cost
 
+        marks = jnp.asarray(marks, float)
         weights, static = eqx.partition(state.model, eqx.is_inexact_array)
 
         def slope(t: Any, y: Any, args: Any) -> Any:
@@ -79,8 +97,8 @@ class Flow(AbstractDynamics):
         solution = diffrax.diffeqsolve(
             diffrax.ODETerm(slope),
             diffrax.Tsit5(),
-            t0=state.time,
-            t1=jnp.maximum(marks[-1], state.time),
+            t0=state.mark,
+            t1=jnp.maximum(marks[-1], state.mark),
             dt0=None,
             y0=weights,
             saveat=diffrax.SaveAt(subs=saves),
@@ -93,15 +111,17 @@ class Flow(AbstractDynamics):
         values, last = solution.ys
         limit = solution.result == diffrax.RESULTS.max_steps_reached
         failed = RESULTS.where(limit, RESULTS.step_limit, RESULTS.diverged)
+        result = RESULTS.where(
+            solution.result == diffrax.RESULTS.successful, RESULTS.finished, failed
+        )
+        result = RESULTS.where(state.result == RESULTS.finished, result, state.result)
         ended = jnp.sum(jnp.where(jnp.isfinite(solution.ts[1]), solution.ts[1], 0.0))
         model = eqx.combine(jax.tree.map(lambda a: a[-1], last), static)
         return Trajectory(
             time=marks,
             step=marks,
             record=jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, jnp.nan), values),
-            result=RESULTS.where(
-                solution.result == diffrax.RESULTS.successful, RESULTS.finished, failed
-            ),
+            result=result,
             stopped=ended,
-            state=FlowState(model, ended, state.scale),
+            state=FlowState(model, ended, state.scale, result),
         )

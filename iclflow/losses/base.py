@@ -1,7 +1,7 @@
 """What a loss is: the error of a model, known at some level of exactness."""
 
 import abc
-from typing import Self
+from typing import ClassVar, Self
 
 import equinox as eqx
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -15,6 +15,9 @@ class AbstractLoss(eqx.Module):
     For prompts L = E|y_q - ŷ_q|² (9), with no factor ½; for tokens the cross-entropy.
     """
 
+    # Whether each step descends a batch of its own (see `draw`) and not the loss itself.
+    stochastic: ClassVar[bool] = False
+
     @abc.abstractmethod
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         """The loss of one model."""
@@ -27,6 +30,10 @@ class AbstractLoss(eqx.Module):
         """The loss that one training step descends; a stochastic loss draws its batch here."""
         del key
         return self
+
+    def scratch(self) -> int:
+        """Bytes of intermediate results that one run needs for a step."""
+        return 0
 
     def require(self, model: AbstractModel) -> Self:
         """Raise `ValueError` with the reason unless the model is admitted."""

@@ -132,6 +132,9 @@ class Features(AbstractLoss):
     def admits(self, model: AbstractModel) -> str | None:
         return self.map.admits(model)
 
+    def scratch(self) -> int:
+        return 2 * (self.statistic.nbytes + self.query.nbytes + self.target.nbytes)
+
     @property
     def count(self) -> int:
         """The number of sequences P."""

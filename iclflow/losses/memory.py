@@ -2,6 +2,8 @@
 
 import os
 
+import jax
+
 RESERVE = 0.8  # of what is free
 
 
@@ -11,6 +13,14 @@ def available_bytes() -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return 4 * 2**30
+
+
+def device_bytes() -> int:
+    """Free memory where arrays live: of the accelerator if there is one."""
+    found = jax.devices()[0].memory_stats()
+    if not found or "bytes_limit" not in found:
+        return available_bytes()
+    return int(found["bytes_limit"] - found.get("bytes_in_use", 0))
 
 
 def require_memory(needed: int, what: str, instead: str) -> None:

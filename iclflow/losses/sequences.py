@@ -61,6 +61,9 @@ class Sequences(AbstractLoss):
         del model
         return None
 
+    def scratch(self) -> int:
+        return 8 * sum(leaf.nbytes for leaf in jax.tree.leaves(self.prompts))
+
     @property
     def count(self) -> int:
         """The number of sequences P."""

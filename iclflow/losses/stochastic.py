@@ -18,6 +18,8 @@ from iclflow.tasks.task import Task
 class Minibatch(AbstractLoss):
     """Each step descends the loss of `size` sequences drawn without replacement."""
 
+    stochastic = True
+
     whole: Features | Sequences
     size: int = eqx.field(static=True)
 
@@ -40,6 +42,8 @@ class Minibatch(AbstractLoss):
 
 class Fresh(AbstractLoss):
     """Each step descends the loss of `size` new sequences; `evaluation` is what is reported."""
+
+    stochastic = True
 
     task: Task
     evaluation: AbstractLoss
@@ -65,6 +69,8 @@ class PoolPass(AbstractLoss):
 
     As `Fresh` on the same pool in the mean, without the noise of drawing tasks.
     """
+
+    stochastic = True
 
     task: Task
     evaluation: AbstractLoss

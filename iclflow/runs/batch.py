@@ -1,126 +1,211 @@
-"""Runs of one shape trained together: compiled segments, progress, interruption."""
+"""One batch of runs: compiled pieces, each handed to observers when it is done."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
-from iclflow.dynamics import AbstractDynamics, Descent, DescentState, sharpness
-from iclflow.losses import AbstractLoss
-from iclflow.models import AbstractModel
-from iclflow.results.trajectory import Trajectory
 from iclflow.runs.labels import INTERRUPTED, outcome
-from iclflow.runs.record import measure_after
+from iclflow.runs.plan import Batch, pieces
+from iclflow.runs.record import Recording, measure_after
 from iclflow.runs.record.quantities import MODELS
-
-SEGMENTS = 12  # compiled pieces of a run, between which progress is shown and Ctrl-C works
-SMALL = 4096  # numbers in a loss that is copied for each run rather than trained by itself
-
-
-@dataclasses.dataclass
-class Run:
-    """One run: its place in the grid, and what it trains."""
-
-    index: tuple[int, ...]
-    loss: AbstractLoss
-    model: AbstractModel
-    dynamics: AbstractDynamics
-    key: PRNGKeyArray
-
-
-@dataclasses.dataclass
-class BatchResult:
-    """What the runs of one group recorded."""
-
-    runs: list[Run]
-    record: dict[str, Any]  # [run, time, ...]
-    time: np.ndarray
-    result: np.ndarray
-    stopped: np.ndarray
-    sharpness: np.ndarray  # of the loss at the last weights
-    interrupted: bool
-
-
-def group_runs(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs that can be trained together: the same loss arrays, shapes and static settings."""
-    groups: dict[Any, list[Run]] = {}
-    for run in runs:
-        small = sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(run.loss, eqx.is_array)))
-        shared = None if small <= SMALL else id(run.loss)
-        parts = (run.loss, run.model, run.dynamics)
-        arrays, static = eqx.partition(parts, eqx.is_array)
-        shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(arrays))
-        key = (shared, shapes, jax.tree.structure(arrays), str(jax.tree.leaves(static)))
-        groups.setdefault(key, []).append(run)
-    return list(groups.values())
-
-
-def _stack(trees: Sequence[Any]) -> tuple[Any, Any]:
-    """Stacked trees and their vmap axes; one shared tree if all are the same object."""
-    first = trees[0]
-    if all(tree is first for tree in trees):
-        return first, None
-    arrays = [eqx.partition(tree, eqx.is_array)[0] for tree in trees]
-    static = eqx.partition(first, eqx.is_array)[1]
-    return eqx.combine(jax.tree.map(lambda *a: jnp.stack(a), *arrays), static), eqx.if_array(0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Together:
-    """Runs that advance together: stacked losses and dynamics, or one that all of them share."""
+class Piece:
+    """What observers see: a batch that has come as far as `mark`."""
 
-    losses: Any
-    dynamics: Any
-    loss_axis: Any = None  # as in `eqx.filter_vmap`
-    dynamics_axis: Any = None
-
-    def start(self, models: AbstractModel, keys: Key[Array, " runs"]) -> Any:
-        """The state of all runs, before the first step."""
-        axes = (self.loss_axis, eqx.if_array(0), self.dynamics_axis, eqx.if_array(0))
-        return _one_clock(_start(self.losses, models, self.dynamics, keys, axes))
-
-    def advance(self, state: Any, marks: np.ndarray, record: dict) -> Trajectory:
-        """All runs to the last mark; the record is [run, time, ...], the state goes on."""
-        axis: Any = eqx.if_array(0)
-        if isinstance(state, DescentState):
-            axis = eqx.tree_at(lambda s: (s.run, s.step), state, (axis, None))
-        axes = (self.loss_axis, axis, self.dynamics_axis)
-        run = _advance(self.losses, state, self.dynamics, marks, record, axes)
-        jax.block_until_ready(run)
-        return eqx.tree_at(lambda r: r.state, run, _one_clock(run.state))
+    batch: Batch
+    number: int  # of the batch
+    mark: float
+    end: float
+    models: Any  # stacked, one a run
 
 
-def _one_clock(state: Any) -> Any:
-    """One step counter for the whole batch keeps the inner loop free of per-run tests."""
-    return DescentState(state.run, state.step[0]) if isinstance(state, DescentState) else state
+class AbstractObserver(Protocol):
+    """Something that looks on: progress, snapshots."""
+
+    def stops(self, marks: np.ndarray) -> Sequence[float]:
+        """Marks at which a piece must end, so that this observer sees the models there."""
+        ...
+
+    def __call__(self, piece: Piece) -> None:
+        """A piece is done."""
+        ...
+
+
+@dataclasses.dataclass
+class Progress:
+    """What changes while a batch runs; all that is needed to go on with it."""
+
+    state: Any
+    record: dict[str, Any]  # name -> [run, mark, ...], NaN where nothing is recorded yet
+    mark: float = -1.0
+    done: int = 0  # marks recorded
+
+    def tree(self) -> dict[str, Any]:
+        """As arrays, for the disk."""
+        numbers = {"mark": np.asarray(self.mark), "done": np.asarray(self.done)}
+        return {"state": self.state, "record": self.record, **numbers}
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchResult:
+    """What the runs of a batch recorded, and how they ended."""
+
+    batch: Batch
+    record: dict[str, np.ndarray]  # [run, mark, ...]
+    result: np.ndarray
+    stopped: np.ndarray
+    interrupted: bool
+
+
+class Disk(Protocol):
+    """Where the progress of a batch is kept."""
+
+    def resume(self, number: int, progress: Progress) -> None: ...  # noqa: D102
+    def save(self, number: int, progress: Progress, now: bool) -> None: ...  # noqa: D102
+
+
+def run_batch(
+    batch: Batch,
+    number: int,
+    marks: np.ndarray,
+    recording: Recording,
+    key: PRNGKeyArray | None,
+    observers: Sequence[AbstractObserver],
+    disk: Disk | None,
+) -> BatchResult:
+    """Train a batch to the last mark, or to where Ctrl-C stops it."""
+    progress = Progress(*_begin(batch, len(marks), recording, key))
+    if disk is not None:
+        disk.resume(number, progress)
+    count = pieces(batch, marks, disk is not None)
+    size = -(-len(marks) // count)
+    longest = marks[-1] / count if disk is not None else np.inf
+    longest = max(1, np.ceil(longest)) if np.issubdtype(marks.dtype, np.integer) else longest
+    stops = {float(mark) for watch in observers for mark in watch.stops(marks)}
+    interrupted, saved = False, True
+    try:
+        while progress.done < len(marks):
+            _piece(batch, progress, marks, recording, size, longest, stops)
+            saved = disk is None
+            if disk is not None:
+                disk.save(number, progress, progress.done == len(marks))
+            seen = Piece(batch, number, progress.mark, float(marks[-1]), progress.state.model)
+            for watch in observers:
+                watch(seen)
+    except KeyboardInterrupt:
+        if disk is None and progress.done == 0:
+            raise
+        interrupted = True
+        if disk is not None and not saved:
+            disk.save(number, progress, True)
+    return _result(batch, progress, recording, interrupted)
+
+
+def _piece(
+    batch: Batch,
+    progress: Progress,
+    marks: np.ndarray,
+    recording: Recording,
+    size: int,
+    longest: float,
+    stops: set[float],
+) -> None:
+    """Advance to the next marks; between marks that are far apart, part of the way."""
+    begin, here = progress.done, max(progress.mark, 0)
+    if marks[begin] - here > longest:
+        target = np.asarray([here + longest], marks.dtype)
+        progress.state = _advance(batch, progress.state, target, {}).state
+        progress.mark = float(target[0])
+        return
+    segment = marks[begin : begin + size]
+    segment = segment[segment - here <= longest] if len(segment) > 1 else segment
+    cut = next((i + 1 for i, mark in enumerate(segment) if float(mark) in stops), len(segment))
+    segment = segment[:cut]
+    padded = np.concatenate([segment, np.repeat(segment[-1:], size - len(segment))])
+    run = _advance(batch, progress.state, padded, recording.functions)
+    count = len(segment)
+
+    def put(room: np.ndarray, values: Array) -> None:
+        room[:, begin : begin + count] = np.asarray(values)[:, :count]
+
+    jax.tree.map(put, progress.record, run.record)
+    progress.state, progress.done = run.state, begin + count
+    progress.mark = float(segment[-1])
+
+
+def _result(
+    batch: Batch, progress: Progress, recording: Recording, interrupted: bool
+) -> BatchResult:
+    ended, stopped = outcome(progress.state.result), np.asarray(progress.state.stopped)
+    if interrupted:
+        ended = np.where(ended == 0, INTERRUPTED, ended)
+    record = dict(progress.record)
+    if recording.after:
+        loss, _, dynamics = batch.parts
+        axes = (batch.axes[0], eqx.if_array(0), batch.axes[2])
+        models = jax.tree.map(jnp.asarray, record.pop(MODELS))
+        record |= _after(loss, models, dynamics, recording.after, axes)
+    count = batch.count
+    record = jax.tree.map(lambda a: np.asarray(a)[:count], record)
+    return BatchResult(batch, record, ended[:count], stopped[:count], interrupted)
+
+
+def _begin(
+    batch: Batch, count: int, recording: Recording, key: PRNGKeyArray | None
+) -> tuple[Any, dict[str, Any]]:
+    """The states of all runs, drawn together from their seeds, and room for the record."""
+    state = _start(batch.parts, batch.axes, batch.seeds, batch.weights, key)
+    shapes = eqx.filter_eval_shape(_record, batch.parts, batch.axes, state, recording.functions)
+
+    def room(like: jax.ShapeDtypeStruct) -> np.ndarray:
+        kind = np.result_type(like.dtype, np.float32)  # whole numbers too can be NaN then
+        return np.full((like.shape[0], count, *like.shape[1:]), np.nan, kind)
+
+    return state, jax.tree.map(room, shapes)
+
+
+def _advance(batch: Batch, state: Any, marks: np.ndarray, record: dict[str, Callable]) -> Any:
+    run = _advanced(batch.parts, batch.axes, state, marks, record)
+    jax.block_until_ready(run)
+    return run
 
 
 @eqx.filter_jit
-def _start(losses, models, dynamics, keys, axes) -> Any:
-    def one(loss: Any, model: Any, how: Any, key: Any) -> Any:
-        return how.start(loss, model, key)
+def _start(parts, axes, seeds, weights, key) -> Any:
+    def one(loss: Any, init: Any, how: Any, seed: Any, weight: Any) -> Any:
+        own = jax.random.key(seed)
+        noise = own if key is None else jax.random.fold_in(key, seed)
+        return how.init(loss, init(jax.random.key(weight)), noise)
 
-    return eqx.filter_vmap(one, in_axes=axes)(losses, models, dynamics, keys)
+    state = eqx.filter_vmap(one, in_axes=(*axes, 0, 0))(*parts, seeds, weights)
+    return _one_clock(parts[2], state)
 
 
 @eqx.filter_jit
-def _advance(losses, state, dynamics, marks, record, axes) -> Any:
-    def one(loss: Any, state: Any, how: Any) -> Any:
+def _advanced(parts, axes, state, marks, record) -> Any:
+    loss, _, dynamics = parts
+
+    def one(loss: Any, how: Any, state: Any) -> Any:
         return how.advance(loss, state, marks, record)
 
-    return eqx.filter_vmap(one, in_axes=axes)(losses, state, dynamics)
+    in_axes = (axes[0], axes[2], _state_axes(dynamics, state))
+    run = eqx.filter_vmap(one, in_axes=in_axes)(loss, dynamics, state)
+    return eqx.tree_at(lambda r: r.state, run, _one_clock(dynamics, run.state))
 
 
-@eqx.filter_jit
-def _sharpness(losses, models, axes) -> Any:
-    return eqx.filter_vmap(lambda loss, model: sharpness(loss, model, 20), in_axes=axes)(
-        losses, models
-    )
+def _record(parts, axes, state, record) -> Any:
+    def one(loss: Any, model: Any) -> Any:
+        return {name: f(model, loss) for name, f in record.items()}
+
+    return eqx.filter_vmap(one, in_axes=(axes[0], eqx.if_array(0)))(parts[0], state.model)
 
 
 @eqx.filter_jit
@@ -131,61 +216,17 @@ def _after(losses, models, dynamics, names, axes) -> Any:
     return eqx.filter_vmap(one, in_axes=axes)(losses, models, dynamics)
 
 
-def train_together(
-    group: list[Run],
-    marks: np.ndarray,
-    record: dict,
-    report: Callable[[float], None] | None,
-    after: tuple[str, ...] = (),
-) -> BatchResult:
-    """Train the runs of one group to the last mark, or to where Ctrl-C stops them.
+def _one_clock(dynamics: Any, state: Any) -> Any:
+    """One counter for the whole batch keeps the inner loop free of tests a run."""
+    for name in dynamics.shared:
+        state = eqx.tree_at(lambda s, n=name: getattr(s, n), state, getattr(state, name)[0])
+    return state
 
-    `after` names what is measured at the end from the models at the marks.
-    """
-    losses, loss_axis = _stack([run.loss for run in group])
-    dynamics, dynamics_axis = _stack([run.dynamics for run in group])
-    models = jax.tree.map(lambda *a: jnp.stack(a), *[run.model for run in group])
-    keys = jnp.stack([run.key for run in group])
-    together = Together(losses, dynamics, loss_axis, dynamics_axis)
-    state = together.start(models, keys)
-    size = -(-len(marks) // SEGMENTS)
-    pieces, interrupted, done = [], False, 0
-    try:
-        for begin in range(0, len(marks), size):
-            segment = marks[begin : begin + size]
-            padded = np.concatenate([segment, np.repeat(segment[-1:], size - len(segment))])
-            run = together.advance(state, padded, record)
-            state = run.state
-            count = len(segment)
-            pieces.append(jax.tree.map(lambda a, n=count: np.asarray(a)[:, :n], run.record))
-            ended = (outcome(run.result), np.asarray(run.stopped))
-            done = begin + len(segment)
-            if report is not None:
-                report(float(segment[-1]))
-    except KeyboardInterrupt:
-        interrupted = True
-        if not pieces:
-            raise
-    joined = jax.tree.map(lambda *a: np.concatenate(a, axis=1), *pieces)
-    if interrupted:
-        missing = len(marks) - done
-        joined = jax.tree.map(
-            lambda a: np.pad(
-                a, [(0, 0), (0, missing)] + [(0, 0)] * (a.ndim - 2), constant_values=np.nan
-            ),
-            joined,
+
+def _state_axes(dynamics: Any, state: Any) -> Any:
+    axes = jax.tree.map(lambda leaf: 0 if eqx.is_array(leaf) else None, state)
+    for name in dynamics.shared:
+        axes = eqx.tree_at(
+            lambda s, n=name: getattr(s, n), axes, None, is_leaf=lambda x: x is None
         )
-        ended = (np.where(ended[0] == 0, INTERRUPTED, ended[0]), ended[1])
-    if after:
-        axes = (loss_axis, eqx.if_array(0), dynamics_axis)
-        measured = _after(losses, joined.pop(MODELS), dynamics, after, axes)
-        joined |= {name: np.asarray(values) for name, values in measured.items()}
-    clocks = np.stack([_clock(run.dynamics, marks) for run in group])
-    edge = np.asarray(_sharpness(losses, state.model, (loss_axis, eqx.if_array(0))))
-    return BatchResult(group, joined, clocks, ended[0], ended[1], edge, interrupted)
-
-
-def _clock(dynamics: AbstractDynamics, marks: np.ndarray) -> np.ndarray:
-    if not isinstance(dynamics, Descent):
-        return marks
-    return marks * (2 * float(dynamics.rate) if dynamics.optimiser.keeps_time else np.nan)
+    return axes

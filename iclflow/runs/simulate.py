@@ -1,7 +1,6 @@
 """`simulate`: one training run, as a pure function."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -9,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import PRNGKeyArray
+from jaxtyping import ArrayLike, PRNGKeyArray
 
-from iclflow.dynamics import AbstractDynamics, AbstractReduced, Descent
+from iclflow.dynamics import AbstractDynamics
+from iclflow.dynamics.base import marks_until
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
 from iclflow.results.trajectory import Trajectory
-from iclflow.runs.record import measure_after, names_after, resolve
+from iclflow.runs.record import Record, Recording, measure_after, resolve
 from iclflow.runs.record.quantities import MODELS
 from iclflow.tasks.task import Values
 
@@ -25,11 +25,11 @@ SAVES = 200  # save points, unless they are chosen
 def simulate(
     loss: AbstractLoss,
     model: AbstractModel,
-    dynamics: AbstractDynamics | AbstractReduced,
+    dynamics: AbstractDynamics,
     *,
+    until: ArrayLike | None = None,
     saveat: Values | None = None,
-    record: Sequence[str] = ("loss",),
-    also: Mapping[str, Callable[[AbstractModel], Any]] | None = None,
+    record: Record = ("loss",),
     key: PRNGKeyArray | None = None,
     state: Any = None,
 ) -> Trajectory:
@@ -38,73 +38,50 @@ def simulate(
     Pure: one run, no I/O, safe under `jit`, `vmap` and `grad`. A numerical failure is in
     `Trajectory.result`, not an exception.
 
-    - `dynamics`: `Descent`, `Flow`, or a reduced rung of `iclflow.dynamics.reduced`, which
-      predicts the run from its initial weights (host code; it records what it knows).
-    - `saveat`: steps (`Descent`) or times t/τ (`Flow`) to record at, increasing; about 200,
-      evenly spaced in the logarithm, if omitted.
-    - `record`: names of quantities (see `iclflow.runs.record.QUANTITIES`).
-    - `also`: further ones, name -> function of the model; any loss is such a function.
+    - `dynamics`: `Descent` or `Flow`.
+    - `until`: the end, in steps (`Descent`) or t/τ (`Flow`); the last of `saveat` if omitted.
+    - `saveat`: steps or times to record at, increasing; about 200, evenly spaced in the logarithm,
+      if omitted. The end is always among them.
+    - `record`: names of quantities (see `iclflow.runs.record.QUANTITIES`), functions
+      (model, loss) -> arrays, or a mapping of names to either (or to a test loss).
     - `key`: randomness of stochastic losses.
     - `state`: `Trajectory.state` of an earlier run to go on from; `model` is then ignored.
     """
-    if isinstance(dynamics, AbstractReduced):
-        if saveat is None:
-            raise ValueError("a reduced rung needs saveat, the times t/τ to evaluate it at")
-        dynamics.require(loss, model)
-        return dynamics(loss, model, saveat)  # pyright: ignore
     reason = dynamics.admits(loss, model)
     if reason is not None:
         raise ValueError(f"{type(loss).__name__} cannot train {type(model).__name__}: {reason}")
-    _warn_single_precision(loss)
-    key = jax.random.key(0) if key is None else key
-    marks = dynamics.marks(SAVES) if saveat is None else check_marks(saveat, dynamics)
-    if saveat is None and state is not None:
-        begun = state.step if isinstance(dynamics, Descent) else state.time
-        if not isinstance(begun, Tracer):
-            marks = marks[np.asarray(marks) >= np.asarray(begun)]
-    functions = resolve(record, also, loss=loss, dynamics=dynamics)
-    after = names_after(record)
+    warn_single_precision(loss)
+    marks = marks_until(dynamics, until, saveat, SAVES)
+    recording = resolve(record, loss=loss, dynamics=dynamics)
     if state is None:
-        return _simulate(loss, model, dynamics, marks, functions, key, after)
-    return _resume(loss, state, dynamics, marks, functions, after)
+        key = jax.random.key(0) if key is None else key
+        return _simulate(loss, model, dynamics, marks, recording, key)
+    if saveat is None and not isinstance(state.mark, Tracer):
+        marks = marks[marks >= np.asarray(state.mark)]
+    return _resume(loss, state, dynamics, marks, recording)
 
 
 @eqx.filter_jit
-def _simulate(loss, model, dynamics, marks, record, key, after) -> Trajectory:
-    return _resume(loss, dynamics.start(loss, model, key), dynamics, marks, record, after)
+def _simulate(loss, model, dynamics, marks, recording, key) -> Trajectory:
+    return _resume(loss, dynamics.init(loss, model, key), dynamics, marks, recording)
 
 
 @eqx.filter_jit
-def _resume(loss, state, dynamics, marks, record, after) -> Trajectory:
-    run = dynamics.advance(loss, state, marks, record)
-    if not after:
+def _resume(loss, state, dynamics, marks, recording: Recording) -> Trajectory:
+    run = dynamics.advance(loss, state, jnp.asarray(marks), recording.functions)
+    if not recording.after:
         return run
     kept = {name: values for name, values in run.record.items() if name != MODELS}
     rate = getattr(dynamics, "rate", None)
-    measured = measure_after(after, run.record[MODELS], loss, rate)
+    measured = measure_after(recording.after, run.record[MODELS], loss, rate)
     return eqx.tree_at(lambda r: r.record, run, kept | measured)
-
-
-def check_marks(saveat: Values, dynamics: AbstractDynamics) -> Any:
-    """Chosen save points as an array, refused unless increasing and not negative."""
-    marks = jnp.asarray(saveat)
-    if marks.ndim != 1 or marks.size == 0:
-        raise ValueError(f"saveat must be a non-empty list, got shape {marks.shape}")
-    if isinstance(marks, Tracer):
-        return marks
-    if np.any(np.diff(marks) < 0) or marks[0] < 0:
-        raise ValueError("saveat must be increasing and not negative; sort it")
-    if isinstance(dynamics, Descent):
-        if np.any(np.asarray(marks) != np.round(np.asarray(marks))):
-            raise ValueError("saveat of Descent counts whole steps; for times t/τ use Flow")
-        return marks.astype(int)
-    return marks.astype(float)
 
 
 _warned = False
 
 
-def _warn_single_precision(loss: AbstractLoss) -> None:
+def warn_single_precision(loss: AbstractLoss) -> None:
+    """Warn once where a plateau would show rounding noise."""
     global _warned
     single = any(
         leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(loss) if eqx.is_inexact_array(leaf)

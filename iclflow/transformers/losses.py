@@ -51,6 +51,8 @@ def _sample(corpus: AbstractCorpus, key: PRNGKeyArray, count: int) -> Int[Array,
 class FreshTokens(AbstractLoss):
     """Each step descends the loss of `size` new sequences; `evaluation` is what is reported."""
 
+    stochastic = True
+
     corpus: AbstractCorpus
     evaluation: NextToken
     size: int = eqx.field(static=True)

@@ -6,21 +6,22 @@ from iclflow.runs.record.quantities import (
     QUANTITIES,
     OfModel,
     Quantity,
-    names_after,
+    Record,
+    Recording,
     resolve,
 )
-from iclflow.runs.record.weights import WEIGHT_DIMS, recorded_models
+from iclflow.runs.record.weights import recorded_models
 
 __all__ = [
     "CURVATURE_TIMES",
     "QUANTITIES",
     "TOP_EIGENVALUES",
-    "WEIGHT_DIMS",
     "FixedPointDistance",
     "OfModel",
     "Quantity",
+    "Record",
+    "Recording",
     "measure_after",
-    "names_after",
     "recorded_models",
     "resolve",
 ]

@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -11,12 +11,16 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from iclflow.dynamics import AbstractDynamics, Descent
+from iclflow.dynamics import AbstractDynamics
 from iclflow.dynamics.base import Recorder
 from iclflow.losses import AbstractLoss, Population
 from iclflow.models import AbstractAttention, AbstractModel
 from iclflow.runs.record.after import CURVATURE, conserved
 from iclflow.runs.record.fixed_points import FixedPointDistance
+
+# What a run may be asked to record: names, functions (model, loss) -> arrays, or a mapping of
+# names to either, or to a loss (a test loss, evaluated on the model).
+Record = Sequence[str | Callable[..., Any]] | Mapping[str, str | Callable[..., Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +68,11 @@ def _weights(model: AbstractModel, loss: AbstractLoss | None = None) -> dict[str
 
 QUANTITIES: dict[str, Quantity] = {
     "loss": Quantity(lambda m, loss: loss(m), (), "training loss $L$", "1"),
-    "values": Quantity(_values, ("head",), "value weights $v_i$"),
+    "values": Quantity(_values, ("head", "output", "label"), "value weights $v_i$"),
     "effective": Quantity(
-        _effective, ("row", "column"), r"effective weights $\sum_i v_i U_i$ on $\beta x_q^\top$"
+        _effective,
+        ("output", "label", "row", "column"),
+        r"effective weights $\sum_i v_i U_i$ on $\beta x_q^\top$"
     ),
     "weights": Quantity(_weights, (), "all weights"),
     "gradient_norm": Quantity(_gradient_norm, (), r"gradient norm $\|\partial L/\partial W\|$"),
@@ -87,46 +93,64 @@ AFTER = (*CURVATURE, "conserved_drift")
 MODELS = "models"  # what a run keeps for `measure_after`; not among its results
 
 
-def resolve(
-    names: Sequence[str],
-    also: Mapping[str, Callable[[AbstractModel], Any]] | None = None,
-    *,
-    loss: AbstractLoss | None = None,
-    dynamics: AbstractDynamics | None = None,
-) -> dict[str, Recorder]:
-    """Names to functions; `also` adds functions of the model alone (a loss is one).
+class Recording(NamedTuple):
+    """What a run records at its marks, and what is measured after it from the kept models."""
 
-    Where a name is measured after the run, the models themselves are recorded as `MODELS`.
+    functions: dict[str, Recorder]
+    after: tuple[str, ...] = ()
+
+
+def resolve(
+    record: Record, *, loss: AbstractLoss | None = None, dynamics: AbstractDynamics | None = None
+) -> Recording:
+    """Names and functions as recorders; `ValueError` for what cannot be recorded.
+
+    `loss` is the one loss of all runs (None: they differ).
     """
-    if isinstance(names, str):
-        raise ValueError(f"record must be a list of names, got the string {names!r}")
-    record: dict[str, Recorder] = {}
-    for name in names:
-        if name not in QUANTITIES:
-            near = difflib.get_close_matches(name, QUANTITIES, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(
-                f"nothing called {name!r} can be recorded; there are {', '.join(QUANTITIES)}{hint}"
-            )
-        function = QUANTITIES[name].function
-        if name in AFTER:
-            record[MODELS] = _itself
-        elif function is not None:
-            record[name] = function
+    if isinstance(record, str):
+        raise ValueError(f"record must be a list of names, got the string {record!r}")
+    items = record if isinstance(record, Mapping) else {_name(item): item for item in record}
+    functions: dict[str, Recorder] = {}
+    after: list[str] = []
+    for name, item in items.items():
+        if not isinstance(item, str):
+            functions[name] = OfModel(item) if isinstance(item, AbstractLoss) else item
+            continue
+        quantity = _quantity(item)
+        if item in AFTER:
+            after.append(item)
+            functions[MODELS] = _itself
+        elif quantity.function is not None:
+            functions[name] = quantity.function
         else:
-            record[name] = OfModel(_fixed_point_distance(loss))
-    if "rate_times_sharpness" in names and not isinstance(dynamics, Descent):
+            functions[name] = OfModel(_fixed_point_distance(loss))
+    if "rate_times_sharpness" in after and not hasattr(dynamics, "rate"):
         raise ValueError(
             "rate_times_sharpness needs the rate of Descent, this run has none; record sharpness"
         )
-    for name, function in (also or {}).items():
-        record[name] = OfModel(function)
-    return record
+    return Recording(functions, tuple(after))
 
 
-def names_after(names: Sequence[str]) -> tuple[str, ...]:
-    """Those of the names that are measured after the run."""
-    return tuple(name for name in names if name in AFTER)
+def _name(item: Any) -> str:
+    if isinstance(item, str):
+        return item
+    name = getattr(item, "__name__", "<lambda>")
+    if not callable(item) or not name.isidentifier():
+        raise ValueError(
+            f"record takes names and named functions (model, loss), got {item!r}; give a function "
+            f'without a name as {{"name": function}}'
+        )
+    return name
+
+
+def _quantity(name: str) -> Quantity:
+    if name not in QUANTITIES:
+        near = difflib.get_close_matches(name, QUANTITIES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"nothing called {name!r} can be recorded; there are {', '.join(QUANTITIES)}{hint}"
+        )
+    return QUANTITIES[name]
 
 
 def _itself(model: AbstractModel, loss: AbstractLoss) -> AbstractModel:
@@ -138,7 +162,7 @@ def _fixed_point_distance(loss: AbstractLoss | None) -> FixedPointDistance:
     if not isinstance(loss, Population) or isinstance(loss.second, Tracer):
         raise ValueError(
             "fixed_point_distance needs the population of a task; train on Population(task), or "
-            'give also={"fixed_point_distance": FixedPointDistance.of(task)}'
+            'record {"fixed_point_distance": OfModel(FixedPointDistance.of(task))}'
         )
     return FixedPointDistance.of(loss)
 

@@ -1,0 +1,132 @@
+"""The plan of a sweep: cells of a grid, grouped by static shape, in batches that fit in memory."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from iclflow.dynamics import AbstractDynamics
+from iclflow.losses import AbstractLoss
+from iclflow.losses.memory import RESERVE, device_bytes
+from iclflow.models import AbstractInitialiser
+
+SMALL = 4096  # numbers in a loss that is copied for each run rather than trained by itself
+PIECES = 12  # of a run, between which progress is shown and Ctrl-C works
+STORED_PIECES = 256  # of a run on disk: what a kill can lose
+BRIEF = 0.25  # seconds: a piece should not be shorter
+SPEED = {"cpu": 1e8, "gpu": 5e10}  # numbers touched a second, roughly
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """Runs that differ in their seed only: a place in the grid, and what they share."""
+
+    index: tuple[int, ...]  # along the axes
+    loss: AbstractLoss
+    init: AbstractInitialiser
+    dynamics: AbstractDynamics
+    seeds: np.ndarray  # positions among the seeds
+    weights: np.ndarray  # the seed of each run's initial weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Runs of one static shape that advance together; those past `count` only fill it up."""
+
+    parts: tuple[Any, Any, Any]  # loss, init, dynamics: stacked, or one for all
+    axes: tuple[Any, Any, Any]  # as in `eqx.filter_vmap`
+    cells: list[tuple[int, ...]]  # place of each run in the grid, the seed's last
+    seeds: np.ndarray
+    weights: np.ndarray
+
+    @property
+    def count(self) -> int:
+        """The number of runs."""
+        return len(self.cells)
+
+    @property
+    def one(self) -> tuple[AbstractLoss, AbstractInitialiser, AbstractDynamics]:
+        """Loss, initialiser and dynamics of the first run."""
+        pairs = zip(self.parts, self.axes, strict=True)
+        first = (_row(part, 0) if axis is not None else part for part, axis in pairs)
+        loss, init, dynamics = first
+        return loss, init, dynamics
+
+
+def batches(entries: Sequence[Entry], seeds: np.ndarray, saves: int) -> Iterator[Batch]:
+    """All runs, in batches; `saves` numbers are recorded of each run at most."""
+    groups: dict[Any, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(_shape(entry), []).append(entry)
+    for group in groups.values():
+        rows = np.concatenate([np.full(len(e.seeds), i) for i, e in enumerate(group)])
+        places = np.concatenate([e.seeds for e in group])
+        weights = np.concatenate([e.weights for e in group])
+        size = _batch_size(group[0], len(rows), saves)
+        for begin in range(0, len(rows), size):
+            part = slice(begin, begin + size)
+            # The last batch is filled up, so that all are one compiled program.
+            chosen = np.resize(np.arange(len(rows))[part], size)
+            stacks = [_stack([getattr(e, n) for e in group], rows[chosen]) for n in PARTS]
+            cells = [(*group[r].index, int(p)) for r, p in zip(rows[part], places[part])]  # noqa: B905
+            yield Batch(
+                parts=tuple(stack for stack, _ in stacks),  # pyright: ignore
+                axes=tuple(axis for _, axis in stacks),  # pyright: ignore
+                cells=cells,
+                seeds=seeds[places[chosen]],
+                weights=weights[chosen],
+            )
+
+
+PARTS = ("loss", "init", "dynamics")
+
+
+def _shape(entry: Entry) -> Any:
+    """What runs must have in common to be trained together."""
+    size = _numbers(entry.loss)
+    shared = None if size <= SMALL else id(entry.loss)
+    arrays, static = eqx.partition((entry.loss, entry.init, entry.dynamics), eqx.is_array)
+    shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(arrays))
+    return shared, shapes, jax.tree.structure(arrays), str(jax.tree.leaves(static))
+
+
+def _stack(trees: Sequence[Any], rows: np.ndarray) -> tuple[Any, Any]:
+    """One tree for every run and its vmap axes; the tree itself if all are the same object."""
+    first = trees[0]
+    if all(tree is first for tree in trees):
+        return first, None
+    arrays = [eqx.filter(tree, eqx.is_array) for tree in trees]
+    static = eqx.filter(first, eqx.is_array, inverse=True)
+    stacked = jax.tree.map(lambda *a: jnp.asarray(np.stack(a)[rows]), *arrays)
+    return eqx.combine(stacked, static), eqx.if_array(0)
+
+
+def _row(tree: Any, index: int) -> Any:
+    return jax.tree.map(lambda a: a[index] if eqx.is_array(a) else a, tree)
+
+
+def _numbers(tree: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree) if eqx.is_array(leaf))
+
+
+def _batch_size(entry: Entry, runs: int, saves: int) -> int:
+    """As many runs as fit in memory: weights, their update, what is recorded, what a loss needs."""
+    weights = _numbers(eqx.filter_eval_shape(entry.init, jax.random.key(0)))
+    each = 8 * (8 * weights + saves) + entry.loss.scratch()
+    return max(1, min(runs, int(RESERVE * device_bytes() / each)))
+
+
+def pieces(batch: Batch, marks: np.ndarray, stored: bool) -> int:
+    """Into how many compiled pieces to cut a run: more where it is long."""
+    if stored:
+        return STORED_PIECES
+    loss, init, _ = batch.one
+    touched = _numbers(loss) + _numbers(eqx.filter_eval_shape(init, jax.random.key(0)))
+    work = float(marks[-1]) * batch.count * touched
+    brief = BRIEF * SPEED.get(jax.default_backend(), SPEED["gpu"])
+    return int(np.clip(math.ceil(work / brief), 1, PIECES))

@@ -1,0 +1,110 @@
+"""A sweep on disk: the progress of its batches, and snapshots of its weights."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from iclflow.results.provenance import code_key, content_key
+from iclflow.results.tensors import load_metadata, load_tree, save_tree, write_tensors
+from iclflow.runs.batch import Piece, Progress
+
+SAVE_EVERY = 5.0  # seconds between two states on disk, so that saving never costs much
+SNAPSHOTS = 32  # weights kept on disk over a run, at marks spread evenly
+
+
+class Store:
+    """A folder with everything needed to go on, a file a batch.
+
+    Each piece is the same compiled loop, so where a sweep was stopped and taken up again does not
+    change a bit of its result (on the CPU; a GPU may add in another order). On disk: three times
+    the weights (Adam) and the record, twice that while it is written.
+    """
+
+    def __init__(self, folder: Path | str, settings: Any) -> None:
+        """The folder, and what the sweep in it must be; refused if it holds another."""
+        self.folder, self.key = Path(folder), content_key(settings)
+        self.saved = time.monotonic()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for file in sorted(self.folder.glob("batch-*.safetensors")):
+            if load_metadata(file).get("content_key") != self.key:
+                raise ValueError(
+                    f"{self.folder} holds another run (other settings, start or code); choose "
+                    f"another folder or move it away"
+                )
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"batch-{number:04d}.safetensors"
+
+    def resume(self, number: int, progress: Progress) -> None:
+        """Take up what the folder has of a batch."""
+        file = self._file(number)
+        if not file.exists():
+            return
+        found = load_tree(file, progress.tree())
+        progress.state, progress.record = found["state"], found["record"]
+        progress.mark, progress.done = float(found["mark"]), int(found["done"])
+
+    def save(self, number: int, progress: Progress, now: bool) -> None:
+        """The progress of a batch, unless it was saved a moment ago."""
+        if now or time.monotonic() - self.saved >= SAVE_EVERY:
+            save_tree(self._file(number), progress.tree(), {"content_key": self.key})
+            self.saved = time.monotonic()
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshots:
+    """Weights during a sweep, as `seed-0/step-00000512.safetensors`, for `iclflow diagnose`.
+
+    - `folder`: where they go.
+    - `tensors`: model -> arrays by the names that other programs know.
+    - `count`: how many over a run, at marks spread evenly among the save points.
+    """
+
+    folder: Path
+    tensors: Callable[[Any], Mapping[str, Any]]
+    count: int = SNAPSHOTS
+
+    def stops(self, marks: np.ndarray) -> Sequence[float]:
+        """The marks with a snapshot: the first and the last among them."""
+        index = np.linspace(0, len(marks) - 1, min(self.count, len(marks)))
+        return [float(mark) for mark in marks[np.round(index).astype(int)]]
+
+    def __call__(self, piece: Piece) -> None:
+        """The weights of every seed, if there is no snapshot of this mark yet."""
+        if piece.mark not in piece.stops:
+            return
+        whole = jax.tree.map(lambda a: np.asarray(a) if eqx.is_array(a) else a, piece.models)
+        for i, seed in enumerate(piece.batch.seeds[: piece.batch.count]):
+            one = jax.tree.map(lambda a, s=i: a[s] if eqx.is_array(a) else a, whole)
+            place = self.folder / f"seed-{seed}"
+            place.mkdir(parents=True, exist_ok=True)
+            name = f"step-{int(piece.mark):08d}.safetensors"
+            write_tensors(place / name, self.tensors(one), {"step": str(int(piece.mark))})
+
+
+@dataclasses.dataclass
+class Last:
+    """Keeps the weights at the end of a sweep of one batch, stacked over its runs."""
+
+    models: Any = None
+
+    def stops(self, marks: np.ndarray) -> Sequence[float]:
+        """Nowhere but the end."""
+        return ()
+
+    def __call__(self, piece: Piece) -> None:
+        """The newest weights."""
+        self.models = piece.models
+
+
+def own_folder(folder: Path | str | None, module: str, settings: Any) -> Path | None:
+    """A folder inside `folder` for these settings and the code behind a module."""
+    if folder is None:
+        return None
+    return Path(folder) / content_key({"settings": settings, "code": code_key(module)})
