@@ -15,7 +15,7 @@ from iclflow.report.build import build
 from iclflow.report.entries import Source
 from iclflow.report.figures import FIGURES, choose
 from iclflow.report.first_paper import PUBLISHED
-from iclflow.report.folder import prepare, write_text
+from iclflow.report.folder import prepare
 from iclflow.report.making import data_key, named
 from iclflow.report.workers import next_work
 from iclflow.results.netcdf import load
@@ -91,14 +91,6 @@ def test_a_run_killed_after_its_first_file_can_be_repeated(tmp_path):
     assert "scorecard.json" in (tmp_path / "manifest.json").read_text()
 
 
-def test_text_is_written_whole_or_not_at_all(tmp_path):
-    write_text(tmp_path / "a.txt", "first")
-    with pytest.raises(UnicodeEncodeError):
-        write_text(tmp_path / "a.txt", "\ud800")
-    assert (tmp_path / "a.txt").read_text() == "first"
-    assert small.files(tmp_path) == ["a.txt"]
-
-
 # Data
 
 
@@ -171,13 +163,6 @@ def test_damaged_data_are_made_again(tmp_path, damage):
     report = build([small.figure()], tmp_path)
     assert report.outcomes["small"].status == "computed"
     assert load(tmp_path / "data/small_experiment.nc").sizes["time"] == 200
-
-
-def test_what_an_interrupted_sweep_returns_is_not_kept(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        build([small.figure(compute="compute_and_be_interrupted")], tmp_path)
-    assert small.COMPUTED == ["compute"]  # it did return
-    assert small.files(tmp_path) == ["manifest.json"]
 
 
 # Failure

@@ -40,7 +40,7 @@ def finish(
         summary["out"] = str(args.out)
     if args.plot is not None:
         from iclflow.plots import diagnose
-        from iclflow.plots.style import save_figure
+        from iclflow.results.pictures import save_figure
 
         save_figure(getattr(diagnose, figure)(found, *options), args.plot)
         summary["plot"] = str(args.plot)

@@ -222,7 +222,7 @@ def exit_code(summary: dict[str, Any]) -> int:
 def draw(study: Any, runs: Any, theory: Any, path: Path) -> None:
     """The loss with the theory's levels and, where there is one, its prediction."""
     from iclflow.plots.losses import loss_figure
-    from iclflow.plots.style import save_figure
+    from iclflow.results.pictures import save_figure
 
     curves = None if theory is None else theory.curves
     title = study.title()

@@ -5,7 +5,6 @@ numbers; any program that reads safetensors can read these files.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from iclflow.checkpoints.files import CheckpointError, SafetensorsFile
+from iclflow.results.files import replacing
 
 TYPES = {
     "BOOL": "|b1",
@@ -28,11 +28,7 @@ _NAMES = {np.dtype(kind): name for name, kind in TYPES.items()}
 def write_tensors(
     path: Path | str, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None
 ) -> Path:
-    """Write named arrays: to a temporary name, flushed to the disk, then renamed into place.
-
-    Whatever ends the program, the file under `path` is the old one or the new one. One process
-    writes to a path at a time.
-    """
+    """Write named arrays."""
     path = Path(path)
     arrays = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -46,16 +42,10 @@ def write_tensors(
         header[name] = {"dtype": _NAMES[array.dtype], "shape": shape, "data_offsets": place}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    # The same name each time, so that a killed program leaves one such file at most.
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
+    with replacing(path) as partial, partial.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for array in arrays.values():
             file.write(array.tobytes())
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    _flush_folder(path.parent)
     return path
 
 
@@ -127,14 +117,3 @@ def _is_key(leaf: Any) -> bool:
 
 def _plain(leaf: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make a rename outlast a power cut, where the system can."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

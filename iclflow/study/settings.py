@@ -1,7 +1,6 @@
 """One experiment stated in plain values: a TOML file or the command line writes it."""
 
 import dataclasses
-import difflib
 import tomllib
 import types
 import typing
@@ -34,6 +33,7 @@ from iclflow.models import (
     Separate,
     SoftmaxInitialiser,
 )
+from iclflow.results.choices import require_choice
 from iclflow.results.trajectory import linear_steps, log_steps
 from iclflow.runs.sweep import Vary
 from iclflow.tasks.distributions import INPUTS, CommutingTasks, named_inputs
@@ -291,12 +291,3 @@ def _as_type(name: str, value: Any, hint: Any) -> Any:
         if isinstance(kind, type) and type(value) is kind:
             return value
     raise ValueError(f"the setting {name} cannot be {value!r}")
-
-
-def require_choice(name: str, value: Any, allowed: Any) -> None:
-    """Raise `ValueError` with the nearest name unless `value` is one of those allowed."""
-    if value in allowed:
-        return
-    near = difflib.get_close_matches(str(value), list(allowed), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"unknown {name} {value!r}; there are {', '.join(allowed)}{hint}")

@@ -1,7 +1,6 @@
 """The quantities by name, what each is a function of, and the labels its values travel under."""
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from iclflow.models import (
     ConvNet,
     Softmax,
 )
+from iclflow.results.choices import require_choice
 from iclflow.runs.record.after import CURVATURE, conserved
 from iclflow.runs.record.fixed_points import FixedPointDistance
 
@@ -112,12 +112,7 @@ def resolve(
         raise ValueError(f"record must be a list of names, got the string {names!r}")
     record: dict[str, Recorder] = {}
     for name in names:
-        if name not in QUANTITIES:
-            near = difflib.get_close_matches(name, QUANTITIES, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(
-                f"nothing called {name!r} can be recorded; there are {', '.join(QUANTITIES)}{hint}"
-            )
+        require_choice("quantity to record", name, QUANTITIES)
         function = QUANTITIES[name].function
         if name in AFTER:
             record[MODELS] = _itself
