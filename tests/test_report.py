@@ -19,7 +19,6 @@ from iclflow.report.folder import prepare
 from iclflow.report.making import data_key, named
 from iclflow.report.workers import next_work
 from iclflow.results.netcdf import load
-from iclflow.runs.labels import science
 
 KEYS = {"id", "claim", "equation", "expected", "measured", "tolerance", "holds"}
 FILES = [
@@ -131,29 +130,9 @@ def test_the_key_follows_scale_experiment_and_code(monkeypatch):
     source = Source("small_experiment")
     keys = {data_key(source, False), data_key(source, True)}
     keys.add(data_key(Source("small_experiment", "compute_nothing"), False))
-    monkeypatch.setattr("iclflow.report.making.science", lambda: "other code")
+    monkeypatch.setattr("iclflow.report.making.code_key", lambda module: "other code")
     keys.add(data_key(source, False))
     assert len(keys) == 4
-
-
-def test_the_hash_of_the_science_leaves_out_what_only_shows(tmp_path, monkeypatch):
-    def hashed() -> str:
-        science.cache_clear()
-        return science()
-
-    package = tmp_path / "iclflow"
-    for name in ("__init__.py", "task.py", "plots/loss.py"):
-        (package / name).parent.mkdir(parents=True, exist_ok=True)
-        (package / name).write_text("1")
-    monkeypatch.setattr("iclflow.runs.labels._PACKAGE", package)
-    try:
-        before = hashed()
-        (package / "plots/loss.py").write_text("2")
-        assert hashed() == before
-        (package / "task.py").write_text("2")
-        assert hashed() != before
-    finally:
-        science.cache_clear()
 
 
 @pytest.mark.parametrize("damage", [b"", b"not NetCDF"])

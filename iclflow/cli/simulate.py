@@ -167,7 +167,7 @@ def settings_of(args: argparse.Namespace) -> Any:
 def run(args: argparse.Namespace) -> int:
     """Simulate, report, and write what was asked for."""
     from iclflow.results.netcdf import check_free, save
-    from iclflow.runs.labels import content_key
+    from iclflow.results.provenance import content_key
     from iclflow.study.study import Study
 
     began = time.perf_counter()

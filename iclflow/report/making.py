@@ -1,8 +1,6 @@
 """One experiment of a report: its data, reused where finished, its claims and its figures."""
 
-import hashlib
 import importlib
-import importlib.util
 import json
 import time
 import traceback
@@ -19,7 +17,7 @@ from iclflow.report.outcome import Outcome
 from iclflow.results.files import replacing
 from iclflow.results.netcdf import load, replace
 from iclflow.results.pictures import save_figure
-from iclflow.runs.labels import content_key, science
+from iclflow.results.provenance import code_key, content_key
 
 DRAFT_DPI = 120.0  # of pictures in the quick form
 
@@ -43,13 +41,8 @@ def make(
 
 def data_key(source: Source, quick: bool) -> str:
     """The content key of an experiment's data: which, at what scale, by which code."""
-    found = importlib.util.find_spec(source.module)
-    if found is None or found.origin is None:
-        raise ModuleNotFoundError(f"there is no experiment {source.module}")
-    code = hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
-    return content_key(
-        {"experiment": source.name, "quick": quick, "code": code, "science": science()}
-    )
+    code = code_key(source.module)
+    return content_key({"experiment": source.name, "quick": quick, "code": code})
 
 
 def _data(

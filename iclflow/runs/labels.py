@@ -1,28 +1,18 @@
-"""Labelled results: runs laid out as an xarray.Dataset with names, units and provenance."""
+"""Labelled results: runs laid out as an xarray.Dataset with names and units."""
 
-import dataclasses
-import enum
-import hashlib
-import json
-import platform
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-import iclflow
+from iclflow.results.provenance import stamp
 from iclflow.results.trajectory import RESULTS, Trajectory
 from iclflow.runs.record import QUANTITIES, WEIGHT_DIMS
 
 OUTCOMES = ("finished", "diverged", "not_a_number", "step_limit", "interrupted")
 INTERRUPTED = OUTCOMES.index("interrupted")
-_PACKAGE = Path(__file__).parents[1]
-_SHOWS = ("cli", "explorer", "plots", "report")  # parts of the package that data do not depend on
 _EXTRA_DIMS = ("output", "label", "row", "column", "feature")
 
 
@@ -33,60 +23,6 @@ def outcome(result: RESULTS) -> np.ndarray:
         if name != "interrupted":
             code = np.where(np.asarray(result == getattr(RESULTS, name)), index, code)
     return code.astype(np.int8)
-
-
-def describe(thing: Any) -> Any:
-    """Settings of an object as plain JSON values; large arrays by shape and hash."""
-    if isinstance(thing, jax.Array | np.ndarray | np.generic):
-        if isinstance(thing, jax.Array) and jnp.issubdtype(thing.dtype, jax.dtypes.prng_key):
-            return {"key": np.asarray(jax.random.key_data(thing)).tolist()}
-        array = np.asarray(thing)
-        if array.size <= 64:
-            return array.tolist()
-        digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
-        return {"shape": list(array.shape), "sha256": digest}
-    if isinstance(thing, enum.Enum):
-        return thing.value
-    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        fields = {f.name: describe(getattr(thing, f.name)) for f in dataclasses.fields(thing)}
-        return {"kind": type(thing).__name__, **fields}
-    if isinstance(thing, Mapping):
-        return {str(k): describe(v) for k, v in thing.items()}
-    if isinstance(thing, Sequence) and not isinstance(thing, str):
-        return [describe(v) for v in thing]
-    if isinstance(thing, str | int | float | bool | type(None)):
-        return thing
-    return getattr(thing, "__qualname__", type(thing).__name__)
-
-
-def content_key(settings: Any) -> str:
-    """A name for what a run computes: equal settings and version, equal key."""
-    text = json.dumps([describe(settings), iclflow.__version__], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-@cache
-def science() -> str:
-    """A hash of all code that data may depend on: a correction anywhere makes them anew."""
-    digest = hashlib.sha256()
-    for path in sorted(_PACKAGE.rglob("*.py")):
-        name = path.relative_to(_PACKAGE)
-        if name.parts[0] not in _SHOWS:
-            digest.update(f"{name.as_posix()}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
-def stamp(settings: Any) -> dict[str, str]:
-    """Provenance attributes: what was asked, by which versions, on what device."""
-    return {
-        "settings": json.dumps(describe(settings), sort_keys=True),
-        "content_key": content_key(settings),
-        "iclflow_version": iclflow.__version__,
-        "jax_version": jax.__version__,
-        "device": f"{jax.devices()[0].device_kind} ({jax.default_backend()})",
-        "python": platform.python_version(),
-        "Conventions": "time is t/tau = 2 * rate * step; the loss has no factor 1/2",
-    }
 
 
 def variables(record: Mapping[str, Any], lead: int) -> dict[str, tuple[tuple[str, ...], Any]]:

@@ -15,8 +15,9 @@ from jaxtyping import PRNGKeyArray
 from iclflow.dynamics import AbstractDynamics
 from iclflow.losses import AbstractLoss, Population
 from iclflow.models import AbstractInitialiser, AbstractModel
+from iclflow.results.provenance import stamp
 from iclflow.runs.batch import BatchResult, Run, group_runs, train_together
-from iclflow.runs.labels import INTERRUPTED, attributes, finish, stamp, variables
+from iclflow.runs.labels import INTERRUPTED, attributes, finish, variables
 from iclflow.runs.record import names_after, resolve
 from iclflow.runs.simulate import SAVES, check_marks
 from iclflow.tasks.task import Task, Values

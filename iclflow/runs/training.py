@@ -19,9 +19,10 @@ from jaxtyping import PRNGKeyArray
 from iclflow.dynamics import Descent
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
+from iclflow.results.provenance import code_key, content_key
 from iclflow.results.tensors import load_metadata, load_tree, save_tree, write_tensors
 from iclflow.runs.batch import Together
-from iclflow.runs.labels import content_key, outcome, science
+from iclflow.runs.labels import outcome
 
 PIECES = 256  # of a run: what a kill can lose, and how long Ctrl-C can take
 SAVE_EVERY = 5.0  # seconds between two states on disk, so that saving never costs much
@@ -115,6 +116,11 @@ def own_folder(folder: Path | str | None, settings: Any) -> Path | None:
     if folder is None:
         return None
     return Path(folder) / content_key({"settings": settings, "science": science()})
+
+
+def science() -> str:
+    """A hash of the code that trains, and of what it trains."""
+    return code_key(__name__, "iclflow.transformers")
 
 
 @dataclasses.dataclass
