@@ -181,7 +181,7 @@ class _Disk:
             one = jax.tree.map(lambda a, s=seed: a[s] if eqx.is_array(a) else a, whole)
             place = self.folder / f"seed-{seed}"
             place.mkdir(exist_ok=True)
-            about = {"step": str(step), "content_key": self.key}
+            about = {"content_key": self.key}
             write_tensors(place / f"step-{step:08d}.safetensors", self.names(one), about)
 
 
