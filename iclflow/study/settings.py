@@ -25,14 +25,8 @@ from iclflow.dynamics import (
 )
 from iclflow.losses import AbstractLoss, Fresh, Minibatch
 from iclflow.losses.select import LEVELS, Choice, select
-from iclflow.models import (
-    AbstractInitialiser,
-    Blocks,
-    Merged,
-    NetworkInitialiser,
-    Separate,
-    SoftmaxInitialiser,
-)
+from iclflow.models import AbstractInitialiser, Blocks
+from iclflow.models.registry import MODELS
 from iclflow.results.choices import require_choice
 from iclflow.results.trajectory import linear_steps, log_steps
 from iclflow.runs.sweep import Vary
@@ -42,8 +36,6 @@ from iclflow.tasks.prompts import Progress
 from iclflow.tasks.spectra import named_spectrum
 from iclflow.tasks.task import ContextLabels, Task
 
-TRANSFORMER = "linear-transformer"  # D outputs, tasks W = U diag Uᵀ; `init` is p = q
-MODELS = ("merged", "separate", "mlp", "conv", "softmax-merged", "softmax-separate", TRANSFORMER)
 OPTIMISERS = ("gd", "momentum", "adam")
 
 
@@ -150,9 +142,9 @@ class Settings:
                 raise ValueError(f"dim is {self.dim}, but {spectrum.size} eigenvalues were given")
             if self.trace is not None and spectrum.sum() > 0:
                 spectrum = spectrum * (self.trace / spectrum.sum())
-        size, vector = spectrum.size, self.model == TRANSFORMER
+        size, vector = spectrum.size, MODELS[self.model].vector
         if vector and (self.fixed_fraction > 0 or self.task_mean is not None):
-            raise ValueError(f"the model {TRANSFORMER!r} has no fixed task and no task mean")
+            raise ValueError(f"the model {self.model!r} has no fixed task and no task mean")
         eigen_key, pool_key, fixed_key = jax.random.split(
             jax.random.key(self.eigen_seed + seed_offset), 3
         )
@@ -182,22 +174,13 @@ class Settings:
 
     def initialiser(self, task: Task) -> AbstractInitialiser:
         """The initialiser of the model, at scale `init`."""
-        kind = self.model.removeprefix("softmax-")
-        blocks = self._blocks()
-        if self.model == TRANSFORMER:
-            return Merged.linear_transformer(task, scale=self.init, blocks=blocks)
-        if kind in ("merged", "mlp"):
-            inner = Merged.initialiser(task, heads=self.heads, scale=self.init, blocks=blocks)
-        else:
-            inner = Separate.initialiser(
-                task, heads=self.heads, rank=self.rank, scale=self.init, blocks=blocks
-            )
-        if self.model in ("mlp", "conv"):
-            return NetworkInitialiser(inner=inner)
-        return SoftmaxInitialiser(inner=inner) if self.model.startswith("softmax") else inner
+        kind = MODELS[self.model]
+        given = {"heads": self.heads, "rank": self.rank, "blocks": self._blocks()}
+        options = {name: given[name] for name in kind.options}
+        return kind.initialiser(task, scale=self.init, **options)
 
     def _blocks(self) -> Blocks:
-        if self.model in ("mlp", "conv"):
+        if "blocks" not in MODELS[self.model].options:
             if self.blocks == "full":
                 raise ValueError(f"the model {self.model!r} has no zero blocks; leave blocks out")
             return Blocks.FROZEN
