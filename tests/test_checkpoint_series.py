@@ -155,7 +155,7 @@ def test_keep_going_leaves_out_what_cannot_be_read(growing_series):
     problems = json.loads(data.attrs["problems"])
     assert len(problems) == 3
     assert "step10/model.safetensors" in problems[0]
-    assert "step4/model.safetensors: truncated: tensor blocks.1.attn" in problems[1]
+    assert "step4/model.safetensors: truncated or not" in problems[1]
     assert "step6/model.safetensors" in problems[2]
     assert "blocks.0.attn" in problems[2]
     np.testing.assert_array_equal(np.isnan(data["norm"]), False)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from iclflow.results.provenance import imported
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = "iclflow"
 
@@ -21,32 +23,7 @@ def read_layers(page: str) -> list[list[str]]:
 
 
 def modules_imported(source: str) -> list[str]:
-    """Every absolute module name in import statements, those inside functions included.
-
-    `from a import b` counts as `a.b`: b may be a module. So does `a.b` after `import a`, where a
-    is the package itself.
-    """
-    tree, names = ast.parse(source), []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names if alias.name != PACKAGE]
-            faces = [alias.asname or PACKAGE for alias in node.names if alias.name == PACKAGE]
-            names += [f"{PACKAGE}.{used}" for face in faces for used in attributes_of(face, tree)]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative imports are not used"
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
-    return names
-
-
-def attributes_of(name: str, tree: ast.AST) -> list[str]:
-    """Every x of `name.x` in a file."""
-    return [
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == name
-    ]
+    return imported(ast.parse(source))
 
 
 def unit_of(path: Path, package: Path) -> str:

@@ -15,11 +15,10 @@ from iclflow.report.build import build
 from iclflow.report.entries import Source
 from iclflow.report.figures import FIGURES, choose
 from iclflow.report.first_paper import PUBLISHED
-from iclflow.report.folder import prepare, write_text
+from iclflow.report.folder import prepare
 from iclflow.report.making import data_key, named
 from iclflow.report.workers import next_work
 from iclflow.results.netcdf import load
-from iclflow.runs.labels import science
 
 KEYS = {"id", "claim", "equation", "expected", "measured", "tolerance", "holds"}
 FILES = [
@@ -91,14 +90,6 @@ def test_a_run_killed_after_its_first_file_can_be_repeated(tmp_path):
     assert "scorecard.json" in (tmp_path / "manifest.json").read_text()
 
 
-def test_text_is_written_whole_or_not_at_all(tmp_path):
-    write_text(tmp_path / "a.txt", "first")
-    with pytest.raises(UnicodeEncodeError):
-        write_text(tmp_path / "a.txt", "\ud800")
-    assert (tmp_path / "a.txt").read_text() == "first"
-    assert small.files(tmp_path) == ["a.txt"]
-
-
 # Data
 
 
@@ -139,29 +130,9 @@ def test_the_key_follows_scale_experiment_and_code(monkeypatch):
     source = Source("small_experiment")
     keys = {data_key(source, False), data_key(source, True)}
     keys.add(data_key(Source("small_experiment", "compute_nothing"), False))
-    monkeypatch.setattr("iclflow.report.making.science", lambda: "other code")
+    monkeypatch.setattr("iclflow.report.making.code_key", lambda module: "other code")
     keys.add(data_key(source, False))
     assert len(keys) == 4
-
-
-def test_the_hash_of_the_science_leaves_out_what_only_shows(tmp_path, monkeypatch):
-    def hashed() -> str:
-        science.cache_clear()
-        return science()
-
-    package = tmp_path / "iclflow"
-    for name in ("__init__.py", "task.py", "plots/loss.py"):
-        (package / name).parent.mkdir(parents=True, exist_ok=True)
-        (package / name).write_text("1")
-    monkeypatch.setattr("iclflow.runs.labels._PACKAGE", package)
-    try:
-        before = hashed()
-        (package / "plots/loss.py").write_text("2")
-        assert hashed() == before
-        (package / "task.py").write_text("2")
-        assert hashed() != before
-    finally:
-        science.cache_clear()
 
 
 @pytest.mark.parametrize("damage", [b"", b"not NetCDF"])
@@ -171,13 +142,6 @@ def test_damaged_data_are_made_again(tmp_path, damage):
     report = build([small.figure()], tmp_path)
     assert report.outcomes["small"].status == "computed"
     assert load(tmp_path / "data/small_experiment.nc").sizes["time"] == 200
-
-
-def test_what_an_interrupted_sweep_returns_is_not_kept(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        build([small.figure(compute="compute_and_be_interrupted")], tmp_path)
-    assert small.COMPUTED == ["compute"]  # it did return
-    assert small.files(tmp_path) == ["manifest.json"]
 
 
 # Failure

@@ -1,7 +1,6 @@
 """Named tensors of one checkpoint, read one at a time: safetensors, NumPy files, arrays.
 
-Files are mapped, not loaded: only the tensor that is asked for enters memory. Pickle is never
-loaded.
+Only the tensor that is asked for enters memory. Pickle is never loaded.
 """
 
 import abc
@@ -13,12 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from iclflow.results.tensors import CheckpointError, open_tensors
+
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
-STORED = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # safetensors -> NumPy
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be read; the message names the file and the tensor."""
+STORED = ("F64", "F32", "F16", "BF16")  # the types of weights in safetensors
 
 
 class AbstractSource(abc.ABC):
@@ -81,60 +78,33 @@ def widen(array: np.ndarray) -> np.ndarray:
 
 
 class SafetensorsFile(AbstractSource):
-    """The safetensors format: 8 bytes of header length, a JSON header, then raw tensors."""
+    """One safetensors file."""
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
         self.path, self.config = path, config
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > size - 8:
-                raise CheckpointError(
-                    f"{path}: the header needs {8 + length} bytes, the file has {size}: "
-                    f"truncated, or not a safetensors file"
-                )
-            try:
-                header: dict[str, Any] = {**json.loads(file.read(length))}
-            except (TypeError, ValueError) as error:
-                raise CheckpointError(f"{path}: the header is no JSON table ({error})") from None
-        self.start, self.size = 8 + length, size
-        self.metadata: Mapping[str, str] = header.pop("__metadata__", {})
-        self.header = header
+        with open_tensors(path) as file:
+            names = file.keys()
+            slices = {name: file.get_slice(name) for name in names}
+            self.kinds = {name: found.get_dtype() for name, found in slices.items()}
+            self.shapes = {name: tuple(found.get_shape()) for name, found in slices.items()}
 
     def names(self) -> list[str]:
-        return list(self.header)
+        return list(self.shapes)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.header[name]["shape"])
+        return self.shapes[name]
 
     def read(self, name: str) -> np.ndarray:
-        data = self.stored(name, STORED)
-        if self.header[name]["dtype"] == "BF16":  # the upper half of a single-precision number
-            return (data.astype(np.uint32) << 16).view(np.float32)
-        return widen(data)
+        import ml_dtypes  # noqa: F401, it gives NumPy the type of BF16
 
-    def stored(self, name: str, types: Mapping[str, str]) -> np.ndarray:
-        """A tensor as it is stored, if its type is among `types` (safetensors -> NumPy)."""
-        entry = self.header[name]
-        if entry["dtype"] not in types:
+        if self.kinds[name] not in STORED:
             raise CheckpointError(
-                f"{self.path}: tensor {name} has type {entry['dtype']}, needed one of "
-                f"{', '.join(types)}; save it in one of these"
+                f"{self.path}: tensor {name} has type {self.kinds[name]}, needed one of "
+                f"{', '.join(STORED)}; save it in one of these"
             )
-        begin, end = entry["data_offsets"]
-        shape, dtype = self.shape(name), np.dtype(types[entry["dtype"]])
-        if end - begin != int(np.prod(shape)) * dtype.itemsize:
-            raise CheckpointError(
-                f"{self.path}: tensor {name} of shape {shape} has {end - begin} bytes"
-            )
-        if self.start + end > self.size:
-            raise CheckpointError(
-                f"{self.path}: truncated: tensor {name} ends at byte {self.start + end}, the file "
-                f"at {self.size}; download it again"
-            )
-        if begin == end:  # nothing to map
-            return np.zeros(shape, dtype)
-        return np.memmap(self.path, dtype, mode="r", offset=self.start + begin, shape=shape)
+        # Opened anew: all that was read through a map stays in memory until it is closed.
+        with open_tensors(self.path) as file:
+            return widen(file.get_tensor(name))
 
     def where(self, name: str) -> str:
         return str(self.path)
@@ -220,7 +190,7 @@ class Shards(AbstractSource):
             if not path.exists():
                 raise CheckpointError(f"{path}: missing; the index says it holds tensor {name}")
             self.open[path] = SafetensorsFile(path, self.config)
-        if name not in self.open[path].header:
+        if name not in self.open[path].shapes:
             raise CheckpointError(f"{path}: tensor {name} is missing; the index says it is there")
         return self.open[path]
 

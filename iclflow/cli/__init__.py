@@ -1,13 +1,13 @@
 """The command line: `iclflow COMMAND ...`. No science inside; each command imports it when run."""
 
 import argparse
-import difflib
 import importlib
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 import iclflow
+from iclflow.results.choices import require_choice
 
 # Name -> one line. Module iclflow.cli.<name> has `add_arguments(parser)` and `run(args) -> int`.
 COMMANDS = {
@@ -78,13 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if given else 2
     if given[0] == "--version":
         build_parser().parse_args(given)
-    if given[0] not in COMMANDS:
-        near = difflib.get_close_matches(given[0], COMMANDS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        fail(f"unknown command {given[0]!r}; there are {', '.join(COMMANDS)}{hint}")
-    args = build_parser(given[0]).parse_args(given)
-    module = importlib.import_module(f"iclflow.cli.{given[0]}")
     try:
+        require_choice("command", given[0], COMMANDS)
+        args = build_parser(given[0]).parse_args(given)
+        module = importlib.import_module(f"iclflow.cli.{given[0]}")
         import jax
 
         jax.config.update("jax_enable_x64", True)

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 def draw(found: Any, path: Path) -> None:
     """Both curves in one figure."""
     from iclflow.plots.epochs import comparison_figure
-    from iclflow.plots.style import save_figure
+    from iclflow.results.pictures import save_figure
 
     recording = found.recording
     recorded = {"loss": recording.loss}

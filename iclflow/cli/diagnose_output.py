@@ -11,7 +11,7 @@ ELSEWHERE = ("out", "plot", "json", "command")  # options that do not change wha
 
 def diagnosis_key(args: argparse.Namespace) -> str:
     """A name for what is asked of which files: the same command on the same files, the same key."""
-    from iclflow.runs.labels import content_key
+    from iclflow.results.provenance import content_key
 
     asked = {k: str(v) for k, v in vars(args).items() if k not in ELSEWHERE}
     files = [Path(path) for path in args.paths if Path(path).is_file()]
@@ -40,7 +40,7 @@ def finish(
         summary["out"] = str(args.out)
     if args.plot is not None:
         from iclflow.plots import diagnose
-        from iclflow.plots.style import save_figure
+        from iclflow.results.pictures import save_figure
 
         save_figure(getattr(diagnose, figure)(found, *options), args.plot)
         summary["plot"] = str(args.plot)

@@ -167,7 +167,7 @@ def settings_of(args: argparse.Namespace) -> Any:
 def run(args: argparse.Namespace) -> int:
     """Simulate, report, and write what was asked for."""
     from iclflow.results.netcdf import check_free, save
-    from iclflow.runs.labels import content_key
+    from iclflow.results.provenance import content_key
     from iclflow.study.study import Study
 
     began = time.perf_counter()
@@ -222,7 +222,7 @@ def exit_code(summary: dict[str, Any]) -> int:
 def draw(study: Any, runs: Any, theory: Any, path: Path) -> None:
     """The loss with the theory's levels and, where there is one, its prediction."""
     from iclflow.plots.losses import loss_figure
-    from iclflow.plots.style import save_figure
+    from iclflow.results.pictures import save_figure
 
     curves = None if theory is None else theory.curves
     title = study.title()

@@ -72,8 +72,8 @@ def draw(found: dict[str, Any], task: Any, model: Any, path: Path) -> None:
     """The predicted loss, with the levels; the levels alone without initial weights."""
     from iclflow.losses import Population
     from iclflow.models import Merged, Separate
-    from iclflow.plots.style import save_figure
     from iclflow.plots.theory import theory_figure
+    from iclflow.results.pictures import save_figure
     from iclflow.runs.labels import to_dataset
     from iclflow.theory.drops.one_drop import merged_course
     from iclflow.theory.drops.staircase import staircase

@@ -63,7 +63,7 @@ def draw(found: dict[str, Any], curves: dict[str, Any], path: Path) -> None:
     import xarray as xr
 
     from iclflow.experiments.linear_transformer.figure import theory_figure
-    from iclflow.plots.style import save_figure
+    from iclflow.results.pictures import save_figure
 
     dims = {1: ("time",), 2: ("time", "mode")}
     data = xr.Dataset(

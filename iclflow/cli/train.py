@@ -166,22 +166,20 @@ def write_text(dataset: Any, path: Path, *, values: bool) -> None:
     """One row an epoch: the losses; without test losses, and if asked for, the value weights."""
     import numpy as np
 
+    from iclflow.results.files import replacing
+
     names = columns(dataset)
     table = np.stack([dataset[name].values for name in names], axis=1)
     if values and len(names) == 1:
         table = np.concatenate([table, dataset["values"].values], axis=1)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as partial:
         np.savetxt(partial, table)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def draw(dataset: Any, values: bool, title: str, path: Path) -> Any:
     """The curves over epochs, as a file; gives the figure."""
     from iclflow.plots.epochs import epochs_figure
-    from iclflow.plots.style import save_figure
+    from iclflow.results.pictures import save_figure
 
     figure = epochs_figure(dataset, values=values, title=title)
     save_figure(figure, path)

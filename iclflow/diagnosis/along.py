@@ -8,8 +8,7 @@ import numpy as np
 import xarray as xr
 
 from iclflow.diagnosis.runs import run_settings, select_run
-from iclflow.dynamics import Descent
-from iclflow.models import AbstractLinearModel, Blocks, Merged, Separate
+from iclflow.models import AbstractLinearModel
 from iclflow.runs.labels import attributes
 from iclflow.runs.record import QUANTITIES, FixedPointDistance, measure_after, recorded_models
 from iclflow.study.study import Study
@@ -30,8 +29,8 @@ def measure_along(runs: xr.Dataset, *, seed: int | None = None) -> xr.Dataset:
     if settings.vary != "weights":
         raise ValueError(f"the loss of each seed differs (vary is {settings.vary}); use weights")
     study = Study.of(settings)
-    models = recorded_models(run, settings.model)
-    rate = study.dynamics.rate if isinstance(study.dynamics, Descent) else None
+    models = recorded_models(run, study.init)
+    rate = getattr(study.dynamics, "rate", None)
     names = ("conserved_drift", "sharpness", "top_eigenvalues")
     names += () if rate is None else ("rate_times_sharpness",)
     distance = None
@@ -67,6 +66,4 @@ def measure_along(runs: xr.Dataset, *, seed: int | None = None) -> xr.Dataset:
 
 def _reduced(models: AbstractLinearModel, index: int) -> AbstractLinearModel:
     """One of stacked models, without its trained zero blocks."""
-    model = jax.tree.map(lambda a: a[index], models)
-    trained = isinstance(model, Merged | Separate) and model.blocks is Blocks.FULL
-    return model.reduce() if trained else model
+    return jax.tree.map(lambda a: a[index], models).reduce()

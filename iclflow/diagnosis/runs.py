@@ -88,7 +88,7 @@ def diagnose_run(
     """
     run, settings = select_run(runs, seed), run_settings(runs)
     task = _task_of(run, settings)
-    models = recorded_models(run, settings.model)
+    models = recorded_models(run, settings.initialiser(task))
     found = identify(models, task, on=on, sequences=sequences)
     return _described(found, run, models, task, settings, clock)
 
@@ -111,9 +111,9 @@ def diagnose_runs(
         ]
         return pad_seeds(singles, seeds)
     cut = [select_run(runs, seed) for seed in seeds]
-    models = [recorded_models(run, settings.model) for run in cut]
-    together = jax.tree.map(lambda *a: jnp.concatenate(a), *models)
     task = settings.task()
+    models = [recorded_models(run, settings.initialiser(task)) for run in cut]
+    together = jax.tree.map(lambda *a: jnp.concatenate(a), *models)
     found = identify(together, task, on=on, sequences=sequences)
     ends = np.cumsum([run.sizes["time"] for run in cut])
     parts = [

@@ -17,7 +17,7 @@ from jaxtyping import Array, Key
 from iclflow.dynamics import Descent
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractInitialiser, AbstractModel
-from iclflow.runs.labels import stamp
+from iclflow.results.provenance import stamp
 from iclflow.runs.simulate import simulate
 
 MARKS = 600  # save points of every run

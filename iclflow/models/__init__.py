@@ -6,6 +6,8 @@ from iclflow.models.base import (
     AbstractLinearModel,
     AbstractModel,
     Blocks,
+    draw_model,
+    draw_models,
 )
 from iclflow.models.merged import LinearTransformerInitialiser, Merged, MergedInitialiser
 from iclflow.models.networks import MLP, AbstractNetwork, ConvNet, NetworkInitialiser
@@ -29,4 +31,6 @@ __all__ = [
     "SeparateInitialiser",
     "Softmax",
     "SoftmaxInitialiser",
+    "draw_model",
+    "draw_models",
 ]

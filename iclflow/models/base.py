@@ -6,11 +6,13 @@ nothing else, so a new model is one file.
 
 import abc
 import enum
+from collections.abc import Sequence
 from typing import Any, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from iclflow.linalg import contract
@@ -181,6 +183,22 @@ class AbstractInitialiser(eqx.Module):
     @abc.abstractmethod
     def __call__(self, key: PRNGKeyArray) -> AbstractModel:
         """Draw the initial weights."""
+
+
+@eqx.filter_jit
+def draw_model(init: AbstractInitialiser, key: PRNGKeyArray) -> AbstractModel:
+    """`init(key)`, compiled once for all keys."""
+    return init(key)
+
+
+def draw_models(init: AbstractInitialiser, seeds: Sequence[int]) -> AbstractModel:
+    """The models of the seeds, stacked; seed s is `init(jax.random.key(s))`, as in a sweep."""
+    return _draw_models(init, np.asarray(seeds, np.uint32))
+
+
+@eqx.filter_jit
+def _draw_models(init: AbstractInitialiser, seeds: np.ndarray) -> AbstractModel:
+    return eqx.filter_vmap(lambda seed: init(jax.random.key(seed)))(seeds)
 
 
 def require_positive(**sizes: int) -> None:

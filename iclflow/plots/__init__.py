@@ -2,6 +2,6 @@
 
 from iclflow.plots.losses import loss_figure as loss
 from iclflow.plots.losses import plot_loss
-from iclflow.plots.style import save_figure, style
+from iclflow.plots.style import style
 
-__all__ = ["loss", "plot_loss", "save_figure", "style"]
+__all__ = ["loss", "plot_loss", "style"]

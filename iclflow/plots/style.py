@@ -1,14 +1,10 @@
 """One matplotlib style, made for print and safe for colour-blind readers."""
 
-import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 
 # Okabe and Ito's palette without yellow, darkest contrast first.
@@ -44,20 +40,3 @@ def style() -> Iterator[None]:
     """The style, for the figures made inside."""
     with mpl.rc_context(STYLE):
         yield
-
-
-def save_figure(figure: Figure, path: Path | str, *, dpi: float | None = None) -> Path:
-    """Write a figure whole or not at all; the ending says the format."""
-    path = Path(path)
-    known = figure.canvas.get_supported_filetypes()
-    kind = path.suffix.lstrip(".").lower()
-    if kind not in known:
-        raise ValueError(f"cannot draw {path.name!r}: the ending must be one of png, pdf, svg")
-    partial = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.{kind}")
-    try:
-        with style():
-            figure.savefig(partial, dpi=dpi or STYLE["savefig.dpi"])
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return path

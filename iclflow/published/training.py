@@ -16,6 +16,7 @@ from iclflow.losses.select import select
 from iclflow.models import AbstractInitialiser, AbstractModel
 from iclflow.published.options import Options
 from iclflow.published.weights import InitConvention, PublishedInitialiser, value_weights
+from iclflow.runs.record import OfModel
 from iclflow.runs.sweep import sweep
 from iclflow.tasks.prompt import Normaliser, Prompt
 from iclflow.tasks.prompts import PromptSet
@@ -138,10 +139,10 @@ def descend(
     dataset = sweep(
         loss,
         init,
-        Descent(options.lr, options.epoch - 1),  # the update after the last record shows nowhere
+        Descent(options.lr),
         seeds=[options.seed],
-        also={"values": value_weights, **tests},
-        saveat=np.arange(options.epoch),
+        saveat=np.arange(options.epoch),  # the update after the last record shows nowhere
+        record={"loss": "loss", "values": OfModel(value_weights), **tests},
         progress=progress,
         settings=settings,
     )

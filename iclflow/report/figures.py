@@ -1,11 +1,11 @@
 """The table of figures: name -> experiment, claims, drawing and words. Imports no science."""
 
-import difflib
 from collections.abc import Sequence
 
 from iclflow.report.entries import Figure
 from iclflow.report.first_paper import FIRST_PAPER
 from iclflow.report.second_paper import SECOND_PAPER
+from iclflow.results.choices import require_choice
 
 FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*FIRST_PAPER, *SECOND_PAPER)}
 
@@ -18,9 +18,6 @@ def choose(names: Sequence[str]) -> list[Figure]:
     groups = dict.fromkeys(figure.group for figure in FIGURES.values() if figure.group)
     known = [*FIGURES, "all", *groups]
     for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"unknown figure {name!r}; there are {', '.join(known)}{hint}")
+        require_choice("figure", name, known)
     wanted = set(names) or {"all"}
     return [f for f in FIGURES.values() if wanted & {f.name, f.group or "all"}]

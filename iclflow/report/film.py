@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import os
-import secrets
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from iclflow.results.files import replacing
 from iclflow.runs.labels import OUTCOMES
 from iclflow.study.settings import Settings
 from iclflow.tasks.task import Task
@@ -179,15 +178,11 @@ def shoot(
 ) -> Path:
     """Write the frames to an MP4 or a GIF, whole or not at all."""
     frames = _frames(figure, update, indices, progress)
-    partial = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
-    try:
+    with replacing(path) as partial:
         if path.suffix.lower() == ".gif":
             _gif(frames, partial, fps)
         else:
             _mp4(frames, partial, fps)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
     return path
 
 

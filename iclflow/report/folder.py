@@ -1,10 +1,10 @@
 """The folder a report is written into: nothing in it that is not ours is ever replaced."""
 
 import json
-import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
+
+from iclflow.results.files import write_text
 
 MANIFEST = "manifest.json"
 _MAKER = "iclflow reproduce"
@@ -42,14 +42,3 @@ def _ours(out: Path) -> set[str]:
         return {MANIFEST, *(str(name) for name in found["files"])}
     except (OSError, ValueError, KeyError, TypeError):
         return set()
-
-
-def write_text(path: Path, text: str) -> Path:
-    """Write a text file whole or not at all."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return path

@@ -1,17 +1,10 @@
 """One experiment of a report: its data, reused where finished, its claims and its figures."""
 
-import hashlib
 import importlib
-import importlib.util
 import json
-import os
-import secrets
-import signal
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +12,12 @@ import xarray as xr
 from PIL import Image
 
 from iclflow.experiments.base import Progress
-from iclflow.plots.style import save_figure
 from iclflow.report.entries import Figure, Source
 from iclflow.report.outcome import Outcome
-from iclflow.results.netcdf import load, save
-from iclflow.runs.labels import content_key, science
+from iclflow.results.files import replacing
+from iclflow.results.netcdf import load, replace
+from iclflow.results.pictures import save_figure
+from iclflow.results.provenance import code_key, content_key
 
 DRAFT_DPI = 120.0  # of pictures in the quick form
 
@@ -47,13 +41,8 @@ def make(
 
 def data_key(source: Source, quick: bool) -> str:
     """The content key of an experiment's data: which, at what scale, by which code."""
-    found = importlib.util.find_spec(source.module)
-    if found is None or found.origin is None:
-        raise ModuleNotFoundError(f"there is no experiment {source.module}")
-    code = hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
-    return content_key(
-        {"experiment": source.name, "quick": quick, "code": code, "science": science()}
-    )
+    code = code_key(source.module)
+    return content_key({"experiment": source.name, "quick": quick, "code": code})
 
 
 def _data(
@@ -71,17 +60,11 @@ def _data(
     began = time.perf_counter()
     compute = named(f"{source.module}:{source.compute}")
     keep = {"folder": out / source.checkpoints(quick)} if source.resumes else {}
-    with _whole():
-        data: xr.Dataset = compute(quick=quick, progress=progress, **keep)
+    data: xr.Dataset = compute(quick=quick, progress=progress, **keep)
     extra = {"content_key": key, "compute_seconds": time.perf_counter() - began}
     data = data.assign_attrs({k: _storable(v) for k, v in {**data.attrs, **extra}.items()})
-    partial = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.nc")
-    try:
-        os.replace(save(data, partial), path)
-    finally:
-        partial.unlink(missing_ok=True)
     # Read back, so that a first run and one that reuses its data draw the same.
-    return load(path), False
+    return load(replace(data, path)), False
 
 
 def _draw(
@@ -120,41 +103,14 @@ def _draw(
 
 def _draft(picture: Path) -> None:
     """The picture as a PDF page: a drawing in vectors takes longer than most quick computations."""
-    partial = picture.with_name(f".{picture.stem}.{secrets.token_hex(4)}.pdf")
-    try:
-        with Image.open(picture) as image:
-            image.convert("RGB").save(partial, "PDF", resolution=DRAFT_DPI)
-        os.replace(partial, picture.with_suffix(".pdf"))
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(picture.with_suffix(".pdf")) as partial, Image.open(picture) as image:
+        image.convert("RGB").save(partial, "PDF", resolution=DRAFT_DPI)
 
 
 def named(path: str) -> Callable[..., Any]:
     """The function `module:function`."""
     module, _, function = path.partition(":")
     return getattr(importlib.import_module(module), function)
-
-
-@contextmanager
-def _whole() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` after Ctrl-C even if a sweep caught it and returned a part."""
-    seen = []
-
-    def mark(number: int, frame: Any) -> None:
-        seen.append(number)
-        raise KeyboardInterrupt
-
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        yield
-        return
-    before = signal.signal(signal.SIGINT, mark)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if seen:
-        raise KeyboardInterrupt
 
 
 def _storable(value: Any) -> Any:

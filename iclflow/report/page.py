@@ -20,9 +20,9 @@ from iclflow.report import first_paper, second_paper
 from iclflow.report.entries import Figure, Paper
 from iclflow.report.figures import choose
 from iclflow.report.first_paper import FIRST_PAPER, PUBLISHED
-from iclflow.report.folder import write_text
 from iclflow.report.outcome import Outcome
 from iclflow.report.second_paper import SECOND_PAPER
+from iclflow.results.files import write_text
 
 if TYPE_CHECKING:
     from iclflow.report.build import Report

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from iclflow.experiments.base import Claim
-from iclflow.report.folder import write_text
+from iclflow.results.files import write_text
 
 Row = dict[str, Any]
 

@@ -1,10 +1,10 @@
 """Datasets on disk: NetCDF, written whole or not at all, never over a different run."""
 
-import os
-import secrets
 from pathlib import Path
 
 import xarray as xr
+
+from iclflow.results.files import replacing
 
 
 def check_free(path: Path | str, key: str) -> None:
@@ -25,18 +25,21 @@ def check_free(path: Path | str, key: str) -> None:
 
 
 def save(dataset: xr.Dataset, path: Path | str) -> Path:
-    """Write a Dataset to NetCDF: to a temporary name first, then renamed into place."""
-    path = Path(path)
+    """Write a Dataset to NetCDF, unless the file there holds another run."""
     check_free(path, str(dataset.attrs.get("content_key")))
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    return replace(dataset, path)
+
+
+def replace(dataset: xr.Dataset, path: Path | str) -> Path:
+    """Write a Dataset to NetCDF in place of whatever the file there holds."""
+    path = Path(path)
     encoding = {
         name: {"zlib": True, "complevel": 4} for name, v in dataset.items() if v.size > 1000
     }
-    try:
-        dataset.to_netcdf(partial, engine="h5netcdf", encoding=encoding)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    # Laid out in memory: HDF5 brings the process down when it meets a full disk.
+    data = dataset.to_netcdf(engine="h5netcdf", encoding=encoding)
+    with replacing(path) as partial:
+        partial.write_bytes(data)
     return path
 
 

@@ -1,12 +1,7 @@
-"""Pytrees of arrays on disk: one safetensors file, exact in every bit, written whole or not at all.
+"""Pytrees of arrays on disk: one safetensors file, exact in every bit."""
 
-The format is 8 bytes of header length, a JSON header (name -> type, shape, place), and the raw
-numbers; any program that reads safetensors can read these files.
-"""
-
-import json
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,49 +9,47 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from iclflow.checkpoints.files import CheckpointError, SafetensorsFile
+from iclflow.results.files import replacing
 
-TYPES = {
-    "BOOL": "|b1",
-    "U8": "|u1", "U16": "<u2", "U32": "<u4", "U64": "<u8",
-    "I8": "|i1", "I16": "<i2", "I32": "<i4", "I64": "<i8",
-    "F16": "<f2", "F32": "<f4", "F64": "<f8",
-}  # fmt: skip
-_NAMES = {np.dtype(kind): name for name, kind in TYPES.items()}
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read; the message names the file and the tensor."""
+
+
+@contextmanager
+def open_tensors(path: Path | str) -> Iterator[Any]:
+    """A safetensors file as `safetensors.safe_open` gives it, or `CheckpointError` in one line.
+
+    The file is mapped, and whole: its length is that of its tensors.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not Path(path).is_file():
+        raise CheckpointError(f"{path}: no such file")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            yield file
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: truncated or not a safetensors file ({error})") from None
 
 
 def write_tensors(
     path: Path | str, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None
 ) -> Path:
-    """Write named arrays: to a temporary name, flushed to the disk, then renamed into place.
+    """Write named arrays, and words about them.
 
-    Whatever ends the program, the file under `path` is the old one or the new one. One process
-    writes to a path at a time.
+    The same arrays make the same bytes, with one word at most: the format does not order them.
     """
-    path = Path(path)
-    arrays = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    end = 0
+    from safetensors.numpy import save_file
+
+    # `save_file` takes the memory as it lies, of a transposed array too.
+    arrays = {name: np.array(tensor, order="C") for name, tensor in tensors.items()}
     for name, array in arrays.items():
-        if array.dtype not in _NAMES:
+        if array.dtype.kind not in "biuf":
             raise ValueError(f"{path}: tensor {name} has type {array.dtype}, which has no name")
-        place = [end, end := end + array.nbytes]
-        # ascontiguousarray makes a number an array of one
-        shape = list(np.shape(tensors[name]))
-        header[name] = {"dtype": _NAMES[array.dtype], "shape": shape, "data_offsets": place}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    # The same name each time, so that a killed program leaves one such file at most.
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for array in arrays.values():
-            file.write(array.tobytes())
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    _flush_folder(path.parent)
-    return path
+    with replacing(path) as partial:
+        save_file(arrays, partial, dict(metadata or {}))
+    return Path(path)
 
 
 def save_tree(path: Path | str, tree: Any, metadata: Mapping[str, str] | None = None) -> Path:
@@ -67,42 +60,33 @@ def save_tree(path: Path | str, tree: Any, metadata: Mapping[str, str] | None = 
 def load_tree(path: Path | str, like: Any) -> Any:
     """The pytree that was saved: its arrays from the file, everything else from `like`.
 
-    `ValueError` in one line if the file is damaged, or a name, shape or type differs from `like`.
+    `CheckpointError` if the file is damaged, or a name, shape or type differs from `like`.
     """
-    file = _open(Path(path))
     wanted = _arrays(like)
-    extra = sorted(set(file.names()) - set(wanted))
-    missing = [name for name in wanted if name not in file.names()]
-    if missing or extra:
-        what = (
-            f"tensor {missing[0]} is missing" if missing else f"tensor {extra[0]} is not expected"
-        )
-        raise CheckpointError(f"{path}: {what}; it holds something else")
-    found = iter([_read(file, name, leaf) for name, leaf in wanted.items()])
+    with open_tensors(path) as file:
+        extra = sorted(set(file.keys()) - set(wanted))
+        missing = sorted(set(wanted) - set(file.keys()))
+        if missing or extra:
+            which = f"{missing[0]} is missing" if missing else f"{extra[0]} is not expected"
+            raise CheckpointError(f"{path}: tensor {which}; it holds something else")
+        arrays = [file.get_tensor(name) for name in wanted]
+    named = zip(wanted.items(), arrays, strict=True)
+    found = iter([_as(leaf, array, f"{path}: tensor {name}") for (name, leaf), array in named])
     return jax.tree.map(lambda leaf: next(found) if _is_array(leaf) else leaf, like)
 
 
 def load_metadata(path: Path | str) -> dict[str, str]:
     """The words saved beside the arrays."""
-    return dict(_open(Path(path)).metadata)
+    with open_tensors(path) as file:
+        return file.metadata() or {}
 
 
-def _open(path: Path) -> SafetensorsFile:
-    if not path.is_file():
-        raise CheckpointError(f"{path}: no such file")
-    return SafetensorsFile(path, {})
-
-
-def _read(file: SafetensorsFile, name: str, like: Any) -> Any:
-    try:
-        found = np.array(file.stored(name, TYPES))
-    except (KeyError, TypeError):
-        raise CheckpointError(f"{file.path}: tensor {name}: its entry is damaged") from None
+def _as(like: Any, found: np.ndarray, name: str) -> Any:
+    """An array from a file as the kind of array that `like` is."""
     needed = _plain(like)
     if found.shape != needed.shape or found.dtype != needed.dtype:
         raise CheckpointError(
-            f"{file.path}: tensor {name} is {found.dtype}{list(found.shape)}, needed "
-            f"{needed.dtype}{list(needed.shape)}"
+            f"{name} is {found.dtype}{list(found.shape)}, needed {needed.dtype}{list(needed.shape)}"
         )
     if isinstance(like, np.ndarray | np.generic):
         return found
@@ -127,14 +111,3 @@ def _is_key(leaf: Any) -> bool:
 
 def _plain(leaf: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make a rename outlast a power cut, where the system can."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

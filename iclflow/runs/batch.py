@@ -23,7 +23,7 @@ class Piece:
     batch: Batch
     number: int  # of the batch
     mark: float
-    end: float
+    stops: set[float]  # marks that observers asked for
     models: Any  # stacked, one a run
 
 
@@ -60,6 +60,7 @@ class BatchResult:
 
     batch: Batch
     record: dict[str, np.ndarray]  # [run, mark, ...]
+    final: dict[str, np.ndarray]  # [run, ...], of the last weights
     result: np.ndarray
     stopped: np.ndarray
     interrupted: bool
@@ -68,8 +69,8 @@ class BatchResult:
 class Disk(Protocol):
     """Where the progress of a batch is kept."""
 
-    def resume(self, number: int, progress: Progress) -> None: ...  # noqa: D102
-    def save(self, number: int, progress: Progress, now: bool) -> None: ...  # noqa: D102
+    def resume(self, number: int, progress: Progress) -> None: ...
+    def save(self, number: int, progress: Progress, now: bool) -> None: ...
 
 
 def run_batch(
@@ -77,6 +78,7 @@ def run_batch(
     number: int,
     marks: np.ndarray,
     recording: Recording,
+    final: Recording,
     key: PRNGKeyArray | None,
     observers: Sequence[AbstractObserver],
     disk: Disk | None,
@@ -97,16 +99,15 @@ def run_batch(
             saved = disk is None
             if disk is not None:
                 disk.save(number, progress, progress.done == len(marks))
-            seen = Piece(batch, number, progress.mark, float(marks[-1]), progress.state.model)
             for watch in observers:
-                watch(seen)
+                watch(Piece(batch, number, progress.mark, stops, progress.state.model))
     except KeyboardInterrupt:
         if disk is None and progress.done == 0:
             raise
         interrupted = True
         if disk is not None and not saved:
             disk.save(number, progress, True)
-    return _result(batch, progress, recording, interrupted)
+    return _result(batch, progress, recording, final, interrupted)
 
 
 def _piece(
@@ -142,9 +143,10 @@ def _piece(
 
 
 def _result(
-    batch: Batch, progress: Progress, recording: Recording, interrupted: bool
+    batch: Batch, progress: Progress, recording: Recording, final: Recording, interrupted: bool
 ) -> BatchResult:
-    ended, stopped = outcome(progress.state.result), np.asarray(progress.state.stopped)
+    state, count = progress.state, batch.count
+    ended, stopped = outcome(state.result), np.asarray(state.stopped)
     if interrupted:
         ended = np.where(ended == 0, INTERRUPTED, ended)
     record = dict(progress.record)
@@ -153,9 +155,9 @@ def _result(
         axes = (batch.axes[0], eqx.if_array(0), batch.axes[2])
         models = jax.tree.map(jnp.asarray, record.pop(MODELS))
         record |= _after(loss, models, dynamics, recording.after, axes)
-    count = batch.count
-    record = jax.tree.map(lambda a: np.asarray(a)[:count], record)
-    return BatchResult(batch, record, ended[:count], stopped[:count], interrupted)
+    last = _record(batch.parts, batch.axes, state, final.functions) if final.functions else {}
+    record, last = jax.tree.map(lambda a: np.asarray(a)[:count], (record, last))
+    return BatchResult(batch, record, last, ended[:count], stopped[:count], interrupted)
 
 
 def _begin(
@@ -201,6 +203,7 @@ def _advanced(parts, axes, state, marks, record) -> Any:
     return eqx.tree_at(lambda r: r.state, run, _one_clock(dynamics, run.state))
 
 
+@eqx.filter_jit
 def _record(parts, axes, state, record) -> Any:
     def one(loss: Any, model: Any) -> Any:
         return {name: f(model, loss) for name, f in record.items()}
@@ -226,7 +229,5 @@ def _one_clock(dynamics: Any, state: Any) -> Any:
 def _state_axes(dynamics: Any, state: Any) -> Any:
     axes = jax.tree.map(lambda leaf: 0 if eqx.is_array(leaf) else None, state)
     for name in dynamics.shared:
-        axes = eqx.tree_at(
-            lambda s, n=name: getattr(s, n), axes, None, is_leaf=lambda x: x is None
-        )
+        axes = eqx.tree_at(lambda s, n=name: getattr(s, n), axes, None, is_leaf=lambda x: x is None)
     return axes

@@ -1,13 +1,6 @@
-"""Labelled results: runs laid out as an xarray.Dataset with names, units and provenance."""
+"""Labelled results: runs laid out as an xarray.Dataset with names and units."""
 
-import dataclasses
-import enum
-import hashlib
-import json
-import platform
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -15,15 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-import iclflow
+from iclflow.results.provenance import stamp
 from iclflow.results.trajectory import RESULTS, Trajectory
-from iclflow.runs.record import QUANTITIES, WEIGHT_DIMS
+from iclflow.runs.record import QUANTITIES
 
 OUTCOMES = ("finished", "diverged", "not_a_number", "step_limit", "interrupted")
 INTERRUPTED = OUTCOMES.index("interrupted")
-_PACKAGE = Path(__file__).parents[1]
-_SHOWS = ("cli", "explorer", "plots", "report")  # parts of the package that data do not depend on
-_EXTRA_DIMS = ("output", "label", "row", "column", "feature")
 
 
 def outcome(result: RESULTS) -> np.ndarray:
@@ -35,81 +25,39 @@ def outcome(result: RESULTS) -> np.ndarray:
     return code.astype(np.int8)
 
 
-def describe(thing: Any) -> Any:
-    """Settings of an object as plain JSON values; large arrays by shape and hash."""
-    if isinstance(thing, jax.Array | np.ndarray | np.generic):
-        if isinstance(thing, jax.Array) and jnp.issubdtype(thing.dtype, jax.dtypes.prng_key):
-            return {"key": np.asarray(jax.random.key_data(thing)).tolist()}
-        array = np.asarray(thing)
-        if array.size <= 64:
-            return array.tolist()
-        digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
-        return {"shape": list(array.shape), "sha256": digest}
-    if isinstance(thing, enum.Enum):
-        return thing.value
-    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        fields = {f.name: describe(getattr(thing, f.name)) for f in dataclasses.fields(thing)}
-        return {"kind": type(thing).__name__, **fields}
-    if isinstance(thing, Mapping):
-        return {str(k): describe(v) for k, v in thing.items()}
-    if isinstance(thing, Sequence) and not isinstance(thing, str):
-        return [describe(v) for v in thing]
-    if isinstance(thing, str | int | float | bool | type(None)):
-        return thing
-    return getattr(thing, "__qualname__", type(thing).__name__)
+Axes = Mapping[str, tuple[str, ...]]  # of the weights, as the model names them
+NARROW = ("output", "label")  # axes that one output does without
 
 
-def content_key(settings: Any) -> str:
-    """A name for what a run computes: equal settings and version, equal key."""
-    text = json.dumps([describe(settings), iclflow.__version__], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def variables(
+    record: Mapping[str, Any], lead: int, axes: Axes | None = None
+) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
+    """Recorded arrays as name -> (dims after the first `lead`, array).
 
-
-@cache
-def science() -> str:
-    """A hash of all code that data may depend on: a correction anywhere makes them anew."""
-    digest = hashlib.sha256()
-    for path in sorted(_PACKAGE.rglob("*.py")):
-        name = path.relative_to(_PACKAGE)
-        if name.parts[0] not in _SHOWS:
-            digest.update(f"{name.as_posix()}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
-def stamp(settings: Any) -> dict[str, str]:
-    """Provenance attributes: what was asked, by which versions, on what device."""
-    return {
-        "settings": json.dumps(describe(settings), sort_keys=True),
-        "content_key": content_key(settings),
-        "iclflow_version": iclflow.__version__,
-        "jax_version": jax.__version__,
-        "device": f"{jax.devices()[0].device_kind} ({jax.default_backend()})",
-        "python": platform.python_version(),
-        "Conventions": "time is t/tau = 2 * rate * step; the loss has no factor 1/2",
-    }
-
-
-def variables(record: Mapping[str, Any], lead: int) -> dict[str, tuple[tuple[str, ...], Any]]:
-    """Recorded arrays as name -> (dims after the first `lead`, array)."""
-    found: dict[str, tuple[tuple[str, ...], Any]] = {}
+    A record of several arrays is a variable for each, by the names inside it.
+    """
+    found: dict[str, tuple[tuple[str, ...], np.ndarray]] = {}
     for name, value in record.items():
-        if isinstance(value, Mapping):
-            separate = "keys" in value
-            for part, array in value.items():
-                dims = ("head", "pair", "label") if separate and part == "key_labels" else None
-                dims = dims or WEIGHT_DIMS[part]
-                array = np.asarray(array)
-                if dims[1:] == ("output", "label") and array.shape[-2:] == (1, 1):
-                    array, dims = array[..., 0, 0], dims[:1]
-                found.setdefault(part, (dims, array))
-            continue
-        array = np.asarray(value)
-        dims = QUANTITIES[name].dims if name in QUANTITIES else ()
-        if len(dims) != array.ndim - lead:
-            free = [d for d in _EXTRA_DIMS if d not in dims]
-            dims = (dims + tuple(free))[: array.ndim - lead]
-        found[name] = (dims, array)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:
+            inner = jax.tree_util.keystr(path, simple=True, separator=".")
+            known = (axes or {}).get(inner) if name == "weights" else None
+            known = QUANTITIES[name].dims if known is None and name in QUANTITIES else known
+            found.setdefault(inner or name, _labelled(inner or name, np.asarray(leaf), lead, known))
     return found
+
+
+def _labelled(
+    name: str, array: np.ndarray, lead: int, known: tuple[str, ...] | None
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """The dims of one array; where they are not known they are numbered."""
+    if known is not None and known[1:] == NARROW and array.shape[-2:] == (1, 1):
+        array = array[..., 0, 0]
+    rest = array.ndim - lead
+    narrow = tuple(dim for dim in known or () if dim not in NARROW)
+    for dims in (known, narrow):
+        if dims is not None and len(dims) == rest:
+            return dims, array
+    return tuple(f"{name}_{i}" for i in range(rest)), array
 
 
 def attributes(name: str) -> dict[str, str]:
@@ -122,9 +70,10 @@ def attributes(name: str) -> dict[str, str]:
 
 def to_dataset(trajectory: Trajectory, settings: Any = None) -> xr.Dataset:
     """One run as a labelled Dataset."""
+    axes = None if trajectory.state is None else trajectory.state.model.axes()
     data = {
         name: (("time", *dims), array, attributes(name))
-        for name, (dims, array) in variables(trajectory.record, 1).items()
+        for name, (dims, array) in variables(trajectory.record, 1, axes).items()
     }
     dataset = xr.Dataset(data, attrs=stamp(settings))
     return finish(

@@ -40,7 +40,7 @@ class Batch:
 
     parts: tuple[Any, Any, Any]  # loss, init, dynamics: stacked, or one for all
     axes: tuple[Any, Any, Any]  # as in `eqx.filter_vmap`
-    cells: list[tuple[int, ...]]  # place of each run in the grid, the seed's last
+    cells: np.ndarray  # [run, axis], place of each run in the grid, the seed's last
     seeds: np.ndarray
     weights: np.ndarray
 
@@ -73,11 +73,11 @@ def batches(entries: Sequence[Entry], seeds: np.ndarray, saves: int) -> Iterator
             # The last batch is filled up, so that all are one compiled program.
             chosen = np.resize(np.arange(len(rows))[part], size)
             stacks = [_stack([getattr(e, n) for e in group], rows[chosen]) for n in PARTS]
-            cells = [(*group[r].index, int(p)) for r, p in zip(rows[part], places[part])]  # noqa: B905
+            index = np.asarray([entry.index for entry in group], int)[rows[part]]
             yield Batch(
                 parts=tuple(stack for stack, _ in stacks),  # pyright: ignore
                 axes=tuple(axis for _, axis in stacks),  # pyright: ignore
-                cells=cells,
+                cells=np.column_stack([index, places[part]]),
                 seeds=seeds[places[chosen]],
                 weights=weights[chosen],
             )

@@ -88,21 +88,6 @@ class Snapshots:
             write_tensors(place / name, self.tensors(one), {"step": str(int(piece.mark))})
 
 
-@dataclasses.dataclass
-class Last:
-    """Keeps the weights at the end of a sweep of one batch, stacked over its runs."""
-
-    models: Any = None
-
-    def stops(self, marks: np.ndarray) -> Sequence[float]:
-        """Nowhere but the end."""
-        return ()
-
-    def __call__(self, piece: Piece) -> None:
-        """The newest weights."""
-        self.models = piece.models
-
-
 def own_folder(folder: Path | str | None, module: str, settings: Any) -> Path | None:
     """A folder inside `folder` for these settings and the code behind a module."""
     if folder is None:

@@ -1,8 +1,9 @@
-"""`sweep`: many runs, on the host: seeds and axes, compiled segments, progress, interruption."""
+"""`sweep`: many runs, the one loop on the host: seeds and axes, batches, pieces, observers."""
 
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -10,18 +11,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import PRNGKeyArray
+from jaxtyping import ArrayLike, PRNGKeyArray
 
 from iclflow.dynamics import AbstractDynamics
+from iclflow.dynamics.base import marks_until
 from iclflow.losses import AbstractLoss, Population
-from iclflow.models import AbstractInitialiser, AbstractModel
-from iclflow.runs.batch import BatchResult, Run, group_runs, train_together
-from iclflow.runs.labels import INTERRUPTED, attributes, finish, stamp, variables
-from iclflow.runs.record import names_after, resolve
-from iclflow.runs.simulate import SAVES, check_marks
+from iclflow.models import AbstractInitialiser
+from iclflow.results.provenance import code_key
+from iclflow.runs.batch import AbstractObserver, BatchResult, Piece, run_batch
+from iclflow.runs.dataset import assemble
+from iclflow.runs.plan import Batch, Entry, batches
+from iclflow.runs.record import Record, Recording, resolve
+from iclflow.runs.simulate import SAVES, warn_single_precision
+from iclflow.runs.store import Store
 from iclflow.tasks.task import Task, Values
 
 Source = AbstractLoss | Task | Callable[[PRNGKeyArray], AbstractLoss]
+SEEDS = 2**32  # seeds are whole numbers below
 
 
 class Vary(enum.Enum):
@@ -37,79 +43,110 @@ def sweep(
     init: AbstractInitialiser,
     dynamics: AbstractDynamics,
     *,
+    until: ArrayLike | None = None,
+    saveat: Values | None = None,
     seeds: int | Sequence[int] = 1,
     axes: Mapping[str, Sequence[Any]] | None = None,
     vary: Vary = Vary.WEIGHTS,
-    record: Sequence[str] = ("loss",),
-    also: Mapping[str, Callable[[AbstractModel], Any]] | None = None,
-    saveat: Values | None = None,
+    record: Record = ("loss",),
+    final: Record = (),
+    key: PRNGKeyArray | None = None,
+    store: Path | str | None = None,
+    observers: Sequence[AbstractObserver] = (),
     progress: Callable[[float, float], None] | None = None,
     settings: Any = None,
 ) -> xr.Dataset:
     """Train over seeds and axes; runs of one shape are trained together.
 
     - `source`: a loss; a `Task` (its population); or a function key -> loss, for `vary` data.
+    - `until`, `saveat`, `record`: as in `simulate`.
     - `seeds`: how many, or which; seed s starts from `init(jax.random.key(s))`.
     - `axes`: field name -> values, of the dynamics (`rate`), the initialiser (`scale`, `rank`,
       `heads`) or, if `source` is a Task, the task (`context`, `label_noise`).
-    - `progress(done, total)` is called between segments, in training steps or time.
+    - `final`: what is recorded of the last weights only, as `record` says it; the variables are
+      called `final_…`.
+    - `key`: seed s draws the batches of a stochastic loss from `fold_in(key, s)`; if omitted, from
+      `jax.random.key(s)`.
+    - `store`: a folder with everything needed to go on; the same call goes on from it, and the
+      result is the same in every bit. A folder with another sweep is refused.
+    - `observers`: objects that look on between the pieces of a run, as `Snapshots`.
+    - `progress(done, total)` is called between pieces, in training steps or time.
+    - `settings`: what the Dataset is stamped with, instead of these arguments.
 
     Ctrl-C returns what was computed: later points are NaN and `result` says `interrupted`.
     """
-    numbers = list(range(seeds)) if isinstance(seeds, int) else [int(s) for s in seeds]
+    numbers = _seeds(seeds)
     axes = {name: list(values) for name, values in (axes or {}).items()}
-    if not numbers or not all(axes.values()):
-        raise ValueError("a sweep needs at least one seed and one value on every axis")
-    names = tuple(axes)
-    runs = []
+    if not all(axes.values()):
+        raise ValueError("a sweep needs at least one value on every axis")
+    entries = []
     for index in np.ndindex(*(len(values) for values in axes.values())):
-        point = {name: axes[name][i] for name, i in zip(names, index, strict=True)}
-        here = _at(point, source, init, dynamics)
-        losses = _losses(here[0], numbers, vary)
-        for j, seed in enumerate(numbers):
-            key = jax.random.key(seed)
-            weights = jax.random.key(numbers[0]) if vary is Vary.DATA else key
-            runs.append(Run((*index, j), losses[j], draw_model(here[1], weights), here[2], key))
-    for run in runs:
-        reason = run.dynamics.admits(run.loss, run.model)
-        if reason is not None:
-            raise ValueError(f"cannot train {type(run.model).__name__}: {reason}")
-    marks = np.asarray(dynamics.marks(SAVES) if saveat is None else check_marks(saveat, dynamics))
-    groups = group_runs(runs)
-    total = float(marks[-1]) * len(groups)
-    results = []
-    for i, group in enumerate(groups):
-        report = None
-        if progress is not None:
-            report = lambda done, i=i: progress(i * float(marks[-1]) + done, total)  # noqa: E731
-        functions = resolve(record, also, loss=_common(group), dynamics=group[0].dynamics)
-        results.append(train_together(group, marks, functions, report, names_after(record)))
+        point = {name: axes[name][i] for name, i in zip(axes, index, strict=True)}
+        entries += _entries(index, *_at(point, source, init, dynamics), numbers, vary)
+    marks = marks_until(dynamics, until, saveat, SAVES)
+    plan = list(batches(entries, numbers, len(marks)))
+    recordings = [_check(batch, record, final) for batch in plan]
+    about = {"source": source, "init": init, "dynamics": dynamics, "vary": vary, "marks": marks}
+    about |= {"seeds": numbers, "axes": axes, "record": list(record), "key": key}
+    disk = None
+    if store is not None:
+        disk = Store(store, {**about, "settings": settings, "code": code_key(__name__)})
+    watching = [*observers, *([] if progress is None else [_Progress(progress, marks, len(plan))])]
+    results: list[BatchResult] = []
+    for number, (batch, (recording, last)) in enumerate(zip(plan, recordings, strict=True)):
+        results.append(run_batch(batch, number, marks, recording, last, key, watching, disk))
         if results[-1].interrupted:
             break
-    if settings is None:
-        about = {"source": source, "init": init, "dynamics": dynamics, "vary": vary}
-        settings = {**about, "seeds": numbers, "axes": axes, "record": list(record)}
-    coordinates = {**axes, "seed": numbers}
-    return _assemble(results, coordinates, marks, settings)
+    coordinates = {**axes, "seed": numbers.tolist()}
+    return assemble(results, coordinates, marks, about if settings is None else settings)
 
 
-@eqx.filter_jit
-def draw_model(init: AbstractInitialiser, key: PRNGKeyArray) -> AbstractModel:
-    """`init(key)`, compiled once for all keys."""
-    return init(key)
+def _seeds(seeds: int | Sequence[int]) -> np.ndarray:
+    found = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    if not found:
+        raise ValueError("a sweep needs at least one seed")
+    bad = [seed for seed in found if not 0 <= seed < SEEDS]
+    if bad or len(set(found)) < len(found):
+        raise ValueError(
+            f"seeds must be different whole numbers from 0 to 2^32 - 1, got "
+            f"{bad[0] if bad else 'one twice'}"
+        )
+    return np.asarray(found, np.uint32)
 
 
-def _common(group: Sequence[Run]) -> AbstractLoss | None:
-    """The loss that all runs of a group share, if they do."""
-    first = group[0].loss
-    return first if all(run.loss is first for run in group) else None
+def _check(batch: Batch, record: Record, final: Record) -> tuple[Recording, Recording]:
+    """What a batch records; `ValueError` if it cannot be trained, or has nothing to record."""
+    loss, init, dynamics = batch.one
+    model = eqx.filter_eval_shape(init, jax.random.key(0))
+    reason = dynamics.admits(loss, model)
+    if reason is not None:
+        raise ValueError(f"{type(loss).__name__} cannot train {type(model).__name__}: {reason}")
+    warn_single_precision(loss)
+    common = loss if batch.axes[0] is None else None
+    return tuple(resolve(what, loss=common, dynamics=dynamics) for what in (record, final))  # pyright: ignore
+
+
+@dataclasses.dataclass(frozen=True)
+class _Progress:
+    """Reports how far all batches have come together."""
+
+    report: Callable[[float, float], None]
+    marks: np.ndarray
+    batches: int
+
+    def stops(self, marks: np.ndarray) -> Sequence[float]:
+        return ()
+
+    def __call__(self, piece: Piece) -> None:
+        end = float(self.marks[-1])
+        self.report(piece.number * end + piece.mark, self.batches * end)
 
 
 def _at(point: Mapping[str, Any], source: Any, init: Any, dynamics: Any) -> tuple[Any, Any, Any]:
     """Source, initialiser and dynamics with the fields of one grid point set."""
     things = {"dynamics": dynamics, "init": init, "source": source}
     for name, value in point.items():
-        owners = [k for k, thing in things.items() if _owns(thing, name)]
+        owners = [k for k, thing in things.items() if name in _fields(thing)]
         if len(owners) != 1:
             known = sorted({f for t in things.values() for f in _fields(t)})
             raise ValueError(f"no single axis is called {name!r}; there are {', '.join(known)}")
@@ -124,14 +161,10 @@ def _fields(thing: Any) -> list[str]:
     return [f.name for f in dataclasses.fields(thing) if f.name != "inner"] + inner
 
 
-def _owns(thing: Any, name: str) -> bool:
-    return name in _fields(thing)
-
-
 def _replace(thing: Any, name: str, value: Any) -> Any:
-    if isinstance(thing, Task):
+    if hasattr(thing, "replace"):
         return thing.replace(**{name: value})
-    if hasattr(thing, "inner"):
+    if name not in [f.name for f in dataclasses.fields(thing)]:
         return dataclasses.replace(thing, inner=_replace(thing.inner, name, value))
     old = getattr(thing, name)
     if eqx.is_array(old):
@@ -139,62 +172,19 @@ def _replace(thing: Any, name: str, value: Any) -> Any:
     return dataclasses.replace(thing, **{name: value})
 
 
-def _losses(source: Any, seeds: Sequence[int], vary: Vary) -> list[AbstractLoss]:
-    if isinstance(source, Task):
-        source = Population(source)
-    if isinstance(source, AbstractLoss):
-        if vary is not Vary.WEIGHTS:
-            raise ValueError(
-                f"to vary {vary.value}, give a function key -> loss instead of one loss"
-            )
-        return [source] * len(seeds)
+def _entries(
+    index: tuple[int, ...], source: Any, init: Any, dynamics: Any, seeds: np.ndarray, vary: Vary
+) -> list[Entry]:
+    """The runs at one point of the grid: one entry, or one a seed where the data vary."""
+    loss = Population(source) if isinstance(source, Task) else source
+    places = np.arange(len(seeds))
+    weights = seeds if vary is not Vary.DATA else np.full_like(seeds, seeds[0])
     if vary is Vary.WEIGHTS:
-        return [source(jax.random.key(seeds[0]))] * len(seeds)
-    return [source(jax.random.key(seed)) for seed in seeds]
-
-
-def _assemble(
-    results: Sequence[BatchResult],
-    coordinates: Mapping[str, Sequence[Any]],
-    marks: np.ndarray,
-    settings: Any,
-) -> xr.Dataset:
-    lead = tuple(coordinates)
-    shape = tuple(len(values) for values in coordinates.values())
-    blocks: dict[str, tuple[tuple[str, ...], list]] = {}
-    clock = np.full((*shape, len(marks)), np.nan)
-    ended = np.full(shape, INTERRUPTED, np.int8)
-    stopped = np.zeros(shape)
-    edge = np.full(shape, np.nan)
-    for result in results:
-        for i, run in enumerate(result.runs):
-            clock[run.index] = result.time[i]
-            ended[run.index], stopped[run.index] = result.result[i], result.stopped[i]
-            edge[run.index] = result.sharpness[i]
-        for name, (dims, array) in variables(result.record, 2).items():
-            rows = blocks.setdefault(name, (dims, []))[1]
-            rows.extend((run.index, array[i]) for i, run in enumerate(result.runs))
-    data = {}
-    for name, (dims, rows) in blocks.items():
-        # Runs of other shapes (fewer heads, lower rank) leave NaN where they have nothing.
-        largest = np.max([row.shape for _, row in rows], axis=0)
-        whole = np.full((*shape, *largest), np.nan)
-        for index, row in rows:
-            whole[(*index, *(slice(n) for n in row.shape))] = row
-        data[name] = ((*lead, "time", *dims), whole, attributes(name))
-    dataset = xr.Dataset(data, attrs=stamp(settings))
-    flat = clock.reshape(-1, len(marks))
-    same = bool(np.all(np.isnan(flat) | (flat == flat[0])))
-    dataset = finish(
-        dataset,
-        time=flat[0] if same else marks.astype(float),
-        step=marks,
-        result=(lead, ended),
-        stopped=(lead, stopped),
-    )
-    about = {"long_name": "largest Hessian eigenvalue of $L$ at the last weights", "units": "1"}
-    dataset = dataset.assign(final_sharpness=(lead, edge, about))
-    if not same:
-        label = {"long_name": r"training time $t/\tau$", "units": "1"}
-        dataset = dataset.drop_vars("time").assign(clock=((*lead, "time"), clock, label))
-    return dataset.assign_coords({name: list(values) for name, values in coordinates.items()})
+        one = loss if isinstance(loss, AbstractLoss) else loss(jax.random.key(int(seeds[0])))
+        return [Entry(index, one, init, dynamics, places, weights)]
+    if isinstance(loss, AbstractLoss):
+        raise ValueError(f"to vary {vary.value}, give a function key -> loss instead of one loss")
+    return [
+        Entry(index, loss(jax.random.key(int(s))), init, dynamics, places[[i]], weights[[i]])
+        for i, s in enumerate(seeds)
+    ]

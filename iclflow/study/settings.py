@@ -1,7 +1,6 @@
 """One experiment stated in plain values: a TOML file or the command line writes it."""
 
 import dataclasses
-import difflib
 import tomllib
 import types
 import typing
@@ -28,7 +27,8 @@ from iclflow.losses import AbstractLoss, Fresh, Minibatch
 from iclflow.losses.select import LEVELS, Choice, select
 from iclflow.models import AbstractInitialiser, Blocks
 from iclflow.models.registry import MODELS
-from iclflow.results.trajectory import linear_steps, log_steps
+from iclflow.results.choices import require_choice
+from iclflow.results.trajectory import linear_steps
 from iclflow.runs.sweep import Vary
 from iclflow.tasks.distributions import INPUTS, CommutingTasks, named_inputs
 from iclflow.tasks.prompt import Normaliser
@@ -221,15 +221,20 @@ class Settings:
     def build_dynamics(self, loss: AbstractLoss, init: AbstractInitialiser) -> AbstractDynamics:
         """Descent or flow; the default rate is a quarter of the stability limit."""
         if self.dynamics == "flow":
-            assert self.time is not None
-            return Flow(self.time, self.tolerance)
+            return Flow(self.tolerance)
         rate = self.rate
         if rate is None:
             rate = float(stable_rate(loss, init(jax.random.key(self.seed))))
-        steps = self.steps
-        if self.time is not None:
-            steps = max(1, round(self.time / (2 * rate)))
-        return Descent(rate, steps, self._optimiser())
+        return Descent(rate, self._optimiser())
+
+    def until(self, dynamics: AbstractDynamics) -> float | int:
+        """The end of the run: t/τ of a flow, steps of descent."""
+        if not isinstance(dynamics, Descent):
+            assert self.time is not None
+            return self.time
+        if self.time is None:
+            return self.steps
+        return max(1, round(self.time / (2 * float(dynamics.rate))))
 
     def _optimiser(self) -> AbstractOptimiser:
         kinds: dict[str, Callable[[], AbstractOptimiser]] = {
@@ -242,19 +247,16 @@ class Settings:
     def saveat(self, dynamics: AbstractDynamics) -> np.ndarray:
         """Save points: `log:COUNT`, `linear:COUNT`, both (`mixed:COUNT`), `all`, or a list."""
         kind, _, argument = self.save.partition(":")
-        last = dynamics.steps if isinstance(dynamics, Descent) else None
-        end = float(self.time or 0)
+        end, whole = self.until(dynamics), isinstance(dynamics, Descent)
         try:
             if kind in ("log", "linear", "mixed"):
                 count = int(argument or 200)
-                if last is not None:
-                    log, linear = log_steps(last, count), linear_steps(last, count)
-                else:
-                    log, linear = np.asarray(dynamics.marks(count)), np.linspace(0, end, count)
+                log = dynamics.spread(end, count)
+                linear = linear_steps(int(end), count) if whole else np.linspace(0, end, count)
                 mixed = np.union1d(log, linear)
                 return {"log": log, "linear": linear, "mixed": mixed}[kind]
-            if self.save == "all" and last is not None:
-                return np.arange(last + 1)
+            if self.save == "all" and whole:
+                return np.arange(end + 1)
             return np.asarray([float(x) for x in self.save.split(",")])
         except ValueError:
             raise ValueError(
@@ -274,12 +276,3 @@ def _as_type(name: str, value: Any, hint: Any) -> Any:
         if isinstance(kind, type) and type(value) is kind:
             return value
     raise ValueError(f"the setting {name} cannot be {value!r}")
-
-
-def require_choice(name: str, value: Any, allowed: Any) -> None:
-    """Raise `ValueError` with the nearest name unless `value` is one of those allowed."""
-    if value in allowed:
-        return
-    near = difflib.get_close_matches(str(value), list(allowed), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"unknown {name} {value!r}; there are {', '.join(allowed)}{hint}")

@@ -9,13 +9,20 @@ import jax
 import numpy as np
 import xarray as xr
 
-from iclflow.dynamics import AbstractDynamics, Descent
+from iclflow.dynamics import AbstractDynamics, Descent, sharpness
 from iclflow.losses import AbstractLoss, Population, population_moments
 from iclflow.losses.select import Choice
-from iclflow.models import MLP, AbstractInitialiser, AbstractLinearModel, AbstractModel, Blocks
+from iclflow.models import (
+    MLP,
+    AbstractInitialiser,
+    AbstractLinearModel,
+    AbstractModel,
+    Blocks,
+    draw_model,
+)
 from iclflow.runs.labels import OUTCOMES
-from iclflow.runs.record import FixedPointDistance
-from iclflow.runs.sweep import Vary, draw_model, sweep
+from iclflow.runs.record import FixedPointDistance, OfModel
+from iclflow.runs.sweep import Vary, sweep
 from iclflow.study.settings import Settings
 from iclflow.tasks.prompts import Progress
 from iclflow.tasks.task import ContextLabels, Task
@@ -56,7 +63,7 @@ class Study:
         if "fixed_point_distance" in settings.record:
             if settings.vary == "all":
                 raise ValueError("fixed_point_distance needs one task; vary weights or data")
-            tests["fixed_point_distance"] = FixedPointDistance.of(task)
+            tests["fixed_point_distance"] = OfModel(FixedPointDistance.of(task))
         return cls(settings, task, init, choice, loss, dynamics, tests)
 
     def run(self, progress: Callable[[float, float], None] | None = None) -> xr.Dataset:
@@ -75,9 +82,10 @@ class Study:
             self.dynamics,
             seeds=range(settings.seed, settings.seed + settings.seeds),
             vary=vary,
-            record=[name for name in settings.record if name not in self.tests],
-            also=self.tests,
+            until=settings.until(self.dynamics),
             saveat=settings.saveat(self.dynamics),
+            record={name: name for name in settings.record} | self.tests,
+            final={"sharpness": _sharpness},
             progress=progress,
             settings=settings,
         )
@@ -86,12 +94,11 @@ class Study:
         """The plateau losses L(M_m) of the task; empty where the theory does not cover it."""
         from iclflow.theory.fixed_points.levels import plateau_losses
 
-        covered = self.task.outputs == 1 and self.settings.fixed_fraction == 0
-        if not covered or self.settings.model.startswith("softmax"):
+        if self.task.outputs > 1 or self.settings.fixed_fraction > 0:
             return np.zeros(0)
         levels = np.asarray(plateau_losses(self.task))
-        merged = self.settings.model in ("merged", "mlp")
-        return levels[[0, -1]] if merged else levels
+        model = eqx.filter_eval_shape(self.init, jax.random.key(0))
+        return levels[list(model.visits(len(levels) - 1))]
 
     def prediction(self, runs: xr.Dataset) -> "Prediction | None":
         """The theory from the same initial weights, where it covers the study."""
@@ -146,6 +153,10 @@ class Study:
             "drop_time_error": None if theory is None else theory.error,
             "content_key": runs.attrs["content_key"],
         }
+
+
+def _sharpness(model: AbstractModel, loss: AbstractLoss) -> Any:
+    return sharpness(loss, model, 20)
 
 
 def test_loss(task: Task, init: AbstractInitialiser) -> AbstractLoss:

@@ -1,8 +1,8 @@
 """Named eigenvalue spectra of the input covariance."""
 
-import difflib
-
 import numpy as np
+
+from iclflow.results.choices import nearest
 
 NAMES = ("white", "linear", "power:ALPHA")
 
@@ -31,8 +31,7 @@ def named_spectrum(name: str, size: int, trace: float = 1.0) -> np.ndarray:
         shape = rank**-exponent
         shape = np.sort(shape)[::-1]
     else:
-        near = difflib.get_close_matches(kind, [n.partition(":")[0] for n in NAMES], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = nearest(kind, [n.partition(":")[0] for n in NAMES])
         raise ValueError(
             f"unknown spectrum {name!r}: give a list such as 0.4,0.3,0.2,0.1 "
             f"or one of {', '.join(NAMES)}{hint}"

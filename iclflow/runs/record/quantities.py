@@ -1,7 +1,6 @@
 """The quantities by name, what each is a function of, and the labels its values travel under."""
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from iclflow.dynamics import AbstractDynamics
 from iclflow.dynamics.base import Recorder
 from iclflow.losses import AbstractLoss, Population
 from iclflow.models import AbstractAttention, AbstractModel
+from iclflow.results.choices import require_choice
 from iclflow.runs.record.after import CURVATURE, conserved
 from iclflow.runs.record.fixed_points import FixedPointDistance
 
@@ -72,7 +72,7 @@ QUANTITIES: dict[str, Quantity] = {
     "effective": Quantity(
         _effective,
         ("output", "label", "row", "column"),
-        r"effective weights $\sum_i v_i U_i$ on $\beta x_q^\top$"
+        r"effective weights $\sum_i v_i U_i$ on $\beta x_q^\top$",
     ),
     "weights": Quantity(_weights, (), "all weights"),
     "gradient_norm": Quantity(_gradient_norm, (), r"gradient norm $\|\partial L/\partial W\|$"),
@@ -116,7 +116,8 @@ def resolve(
         if not isinstance(item, str):
             functions[name] = OfModel(item) if isinstance(item, AbstractLoss) else item
             continue
-        quantity = _quantity(item)
+        require_choice("quantity to record", item, QUANTITIES)
+        quantity = QUANTITIES[item]
         if item in AFTER:
             after.append(item)
             functions[MODELS] = _itself
@@ -141,16 +142,6 @@ def _name(item: Any) -> str:
             f'without a name as {{"name": function}}'
         )
     return name
-
-
-def _quantity(name: str) -> Quantity:
-    if name not in QUANTITIES:
-        near = difflib.get_close_matches(name, QUANTITIES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(
-            f"nothing called {name!r} can be recorded; there are {', '.join(QUANTITIES)}{hint}"
-        )
-    return QUANTITIES[name]
 
 
 def _itself(model: AbstractModel, loss: AbstractLoss) -> AbstractModel:

@@ -1,0 +1,18 @@
+"""Figures on disk, whole or not at all."""
+
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from iclflow.plots.style import STYLE, style
+from iclflow.results.files import replacing
+
+
+def save_figure(figure: Figure, path: Path | str, *, dpi: float | None = None) -> Path:
+    """Write a figure in the style of the plots; the ending says the format."""
+    path = Path(path)
+    if path.suffix.lstrip(".").lower() not in figure.canvas.get_supported_filetypes():
+        raise ValueError(f"cannot draw {path.name!r}: the ending must be one of png, pdf, svg")
+    with replacing(path) as partial, style():
+        figure.savefig(partial, dpi=dpi or STYLE["savefig.dpi"])
+    return path

@@ -1,0 +1,82 @@
+"""The batches of a sweep as one labelled Dataset."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+import xarray as xr
+
+from iclflow.models import AbstractInitialiser, AbstractModel
+from iclflow.results.provenance import stamp
+from iclflow.runs.batch import BatchResult
+from iclflow.runs.labels import INTERRUPTED, attributes, finish, variables
+
+FINAL = "final_"  # begins the names of what is recorded of the last weights only
+
+
+def assemble(
+    results: Sequence[BatchResult],
+    coordinates: Mapping[str, Sequence[Any]],
+    marks: np.ndarray,
+    settings: Any,
+) -> xr.Dataset:
+    """All runs on their grid; runs that were not reached are NaN and `interrupted`."""
+    lead = tuple(coordinates)
+    shape = tuple(len(values) for values in coordinates.values())
+    clock = np.full((*shape, len(marks)), np.nan)
+    ended = np.full(shape, INTERRUPTED, np.int8)
+    stopped = np.zeros(shape)
+    blocks: dict[tuple[str, bool], list[tuple[tuple, tuple[str, ...], np.ndarray]]] = {}
+    for result in results:
+        place = tuple(result.batch.cells.T)
+        clock[place] = _clock(result, marks)
+        ended[place], stopped[place] = result.result, result.stopped
+        axes = eqx.filter_eval_shape(result.batch.one[1], jax.random.key(0)).axes()
+        for record, timed in ((result.record, True), (result.final, False)):
+            for name, (dims, array) in variables(record, 1 + timed, axes).items():
+                blocks.setdefault((name, timed), []).append((place, dims, array))
+    data = {}
+    for (name, timed), parts in blocks.items():
+        # Runs of other shapes (fewer heads, lower rank) leave NaN where they have nothing.
+        largest = np.max([array.shape[1:] for _, _, array in parts], axis=0).astype(int)
+        whole = np.full((*shape, *largest), np.nan)
+        for place, _, array in parts:
+            whole[(*place, *(slice(n) for n in array.shape[1:]))] = array
+        dims = (*lead, *(("time",) if timed else ()), *parts[0][1])
+        data[name if timed else FINAL + name] = (dims, whole, attributes(name))
+    dataset = xr.Dataset(data, attrs=stamp(settings))
+    flat = clock.reshape(-1, len(marks))
+    same = bool(np.all(np.isnan(flat) | (flat == flat[0])))
+    dataset = finish(
+        dataset,
+        time=flat[0] if same else marks.astype(float),
+        step=marks,
+        result=(lead, ended),
+        stopped=(lead, stopped),
+    )
+    if not same:
+        label = {"long_name": r"training time $t/\tau$", "units": "1"}
+        dataset = dataset.drop_vars("time").assign(clock=((*lead, "time"), clock, label))
+    return dataset.assign_coords({name: list(values) for name, values in coordinates.items()})
+
+
+def _clock(result: BatchResult, marks: np.ndarray) -> np.ndarray:
+    """t/τ of every run at the marks, [mark] or [run, mark]."""
+    dynamics, axis = result.batch.parts[2], result.batch.axes[2]
+    if axis is None:
+        return np.asarray(dynamics.clock(marks))
+    clocks = eqx.filter_vmap(lambda one: one.clock(marks), in_axes=(axis,))(dynamics)
+    return np.asarray(clocks)[: result.batch.count]
+
+
+def final_models(runs: xr.Dataset, init: AbstractInitialiser) -> AbstractModel:
+    """The last models of a sweep with `final=["weights"]`, stacked along its seeds."""
+    like = jax.eval_shape(init, jax.random.key(0))
+    count = runs.sizes["seed"]
+    arrays = {
+        name: jax.numpy.asarray(runs[FINAL + name].values, a.dtype).reshape(count, *a.shape)
+        for name, a in like.weights().items()
+    }
+    return jax.vmap(like.with_weights)(arrays)
