@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from iclflow.models.base import AbstractAttention, AbstractInitialiser, Blocks, require_positive
-from iclflow.tasks.task import Task
+from iclflow.tasks.base import AbstractTask
 
 
 class Separate(AbstractAttention):
@@ -48,7 +48,7 @@ class Separate(AbstractAttention):
     @classmethod
     def initialiser(
         cls,
-        task: Task,
+        task: AbstractTask,
         *,
         heads: int,
         rank: int = 1,

@@ -19,9 +19,10 @@ from iclflow.runs.batch import BatchResult, Run, group_runs, train_together
 from iclflow.runs.labels import INTERRUPTED, attributes, finish, stamp, variables
 from iclflow.runs.record import names_after, resolve
 from iclflow.runs.simulate import SAVES, check_marks
-from iclflow.tasks.task import Task, Values
+from iclflow.tasks.base import AbstractTask, Values
+from iclflow.tasks.task import Task
 
-Source = AbstractLoss | Task | Callable[[PRNGKeyArray], AbstractLoss]
+Source = AbstractLoss | AbstractTask | Callable[[PRNGKeyArray], AbstractLoss]
 
 
 class Vary(enum.Enum):
@@ -140,7 +141,7 @@ def _replace(thing: Any, name: str, value: Any) -> Any:
 
 
 def _losses(source: Any, seeds: Sequence[int], vary: Vary) -> list[AbstractLoss]:
-    if isinstance(source, Task):
+    if isinstance(source, AbstractTask):
         source = Population(source)
     if isinstance(source, AbstractLoss):
         if vary is not Vary.WEIGHTS:
