@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from iclflow.runs.simulate import simulate
     from iclflow.runs.sweep import Vary, sweep
     from iclflow.runs.training import train
-    from iclflow.tasks.distributions import CommutingTasks, Gaussian, Rademacher, Sphere, StudentT
+    from iclflow.tasks.base import AbstractTask
+    from iclflow.tasks.commuting import Commuting
+    from iclflow.tasks.inputs import Gaussian, Rademacher, Sphere, StudentT
     from iclflow.tasks.prompt import Normaliser, Prompt
     from iclflow.tasks.spectra import named_spectrum
     from iclflow.tasks.task import ContextLabels, Task
+    from iclflow.tasks.task_vectors import Mixture, Normal, Pool
 
 # Public name -> module that has it; loaded at first use, so that `import iclflow` is quick.
 _HOMES = {
-    "iclflow.tasks.distributions": (
-        "CommutingTasks",
-        "Gaussian",
-        "Rademacher",
-        "Sphere",
-        "StudentT",
-    ),
+    "iclflow.tasks.base": ("AbstractTask",),
+    "iclflow.tasks.commuting": ("Commuting",),
+    "iclflow.tasks.inputs": ("Gaussian", "Rademacher", "Sphere", "StudentT"),
+    "iclflow.tasks.task_vectors": ("Mixture", "Normal", "Pool"),
     "iclflow.dynamics": ("Adam", "Descent", "Flow", "Momentum", "sharpness", "stable_rate"),
     "iclflow.losses": (
         "Features",
@@ -80,9 +80,10 @@ _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "MLP",
     "RESULTS",
+    "AbstractTask",
     "Adam",
     "Blocks",
-    "CommutingTasks",
+    "Commuting",
     "ContextLabels",
     "ConvNet",
     "Descent",
@@ -93,9 +94,12 @@ __all__ = [
     "Gaussian",
     "Merged",
     "Minibatch",
+    "Mixture",
     "Moments",
     "Momentum",
+    "Normal",
     "Normaliser",
+    "Pool",
     "Population",
     "Prompt",
     "Rademacher",

@@ -5,26 +5,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate, Softmax
-from iclflow.tasks.distributions import Rademacher, StudentT
+from iclflow.tasks.inputs import Rademacher, StudentT
 from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.task import ContextLabels, Task
+from iclflow.tasks.task_vectors import Mixture, Normal, Pool
 
 KEY = jax.random.key(7)
 
 TASKS = {
     "plain": lambda: Task([0.5, 0.3, 0.2], 9),
-    "mixture": lambda: Task([0.5, 0.3, 0.2], 9, rotation=KEY, fixed_fraction=0.4),
+    "mixture": lambda: Task([0.5, 0.3, 0.2], 9, rotation=KEY, tasks=Mixture(fraction=0.4)),
     "noise": lambda: Task([0.5, 0.3, 0.2], 9, label_noise=0.3, target_noise=0.2),
     "lengths": lambda: Task(
         [0.5, 0.3, 0.2], 9, lengths=(2, 5, 9), normaliser=Normaliser.TOKENS, rotation=KEY
     ),
     "mean": lambda: Task(
-        [0.5, 0.3, 0.2], 9, task_mean=[1.0, 0.0, 2.0], task_covariance=[1, 0.5, 2]
+        [0.5, 0.3, 0.2], 9, tasks=Normal(mean=[1.0, 0.0, 2.0], covariance=[1, 0.5, 2])
     ),
-    "pool": lambda: Task([0.5, 0.3, 0.2], 9, pool=jax.random.normal(KEY, (5, 3))),
-    "outputs": lambda: Task([0.6, 0.4], 6, outputs=2, label_noise=0.5),
+    "pool": lambda: Task([0.5, 0.3, 0.2], 9, tasks=Pool(jax.random.normal(KEY, (5, 3)))),
+    "outputs": lambda: Task([0.6, 0.4], 6, tasks=Normal(outputs=2), label_noise=0.5),
     "labels": lambda: Task(
-        [0.5, 0.3, 0.2], 9, fixed_fraction=1.0, context_labels=ContextLabels.NOISE
+        [0.5, 0.3, 0.2], 9, tasks=Mixture(fraction=1.0), context_labels=ContextLabels.NOISE
     ),
     "heavy": lambda: Task([0.5, 0.3, 0.2], 9, inputs=StudentT(9.0), normaliser=Normaliser.NONE),
     "signs": lambda: Task(

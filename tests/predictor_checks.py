@@ -8,13 +8,14 @@ from theory_tasks import key, random_covariance
 
 from iclflow.tasks.prompt import map_prefixes
 from iclflow.tasks.task import Task
+from iclflow.tasks.task_vectors import Mixture, Normal
+from iclflow.theory import InWeight
 
 COUNT = 20_000
 NORMAL = Task(
     [0.8, 0.5, 0.2],
     6,
-    task_covariance=random_covariance(3, 3),
-    task_mean=np.array([0.5, -0.2, 0.3]),
+    tasks=Normal([0.5, -0.2, 0.3], random_covariance(3, 3)),
     label_noise=0.5,
     target_noise=0.3,
 )
@@ -31,6 +32,12 @@ def close(a, b, tolerance=1e-12):
 
 def agrees(estimate, value, errors=4.5):
     assert abs(float(estimate.mean) - float(value)) < errors * float(estimate.error)
+
+
+def in_weight(task):
+    """The predictor that knows the sum of the eigenvectors by heart, as a mixture's fixed task."""
+    mixture = task.replace(tasks=Mixture(task.tasks.in_context(), fraction=1.0))
+    return InWeight.of(mixture)
 
 
 def sample(task, seed=0):

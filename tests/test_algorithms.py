@@ -4,12 +4,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from predictor_checks import COUNT, NORMAL, agrees, close, pairs, predict, sample, squared_errors
+from predictor_checks import (
+    COUNT,
+    NORMAL,
+    agrees,
+    close,
+    in_weight,
+    pairs,
+    predict,
+    sample,
+    squared_errors,
+)
 from theory_tasks import key, random_covariance, tasks
 
 from iclflow.losses import Features, Moments, Population, Sequences
-from iclflow.tasks.distributions import AbstractTaskVectors, Rademacher, StudentT
+from iclflow.tasks.inputs import Rademacher, StudentT
 from iclflow.tasks.task import ContextLabels, Task
+from iclflow.tasks.task_vectors import AbstractTaskVectors, Mixture, Normal, Pool
 from iclflow.theory import (
     GradientDescent,
     InWeight,
@@ -53,7 +64,7 @@ def test_predictions_by_hand(length):
     w = mean + spread @ x.T @ np.linalg.solve(gram, y[:, 0] - x @ mean)
     close(predict(bayes_predictor(task), prompt), [query @ w])
     close(predict(zero_predictor(task), prompt), [0.0])
-    close(predict(InWeight.of(task), prompt), np.asarray(task.fixed_task) @ query)
+    close(predict(in_weight(task), prompt), [np.asarray(task.basis).sum(axis=1) @ query])
 
 
 def test_least_squares_weights():
@@ -77,10 +88,10 @@ def test_linear_predictors_are_models(name):
     task = tasks()[name]
     predictor = least_squares(task)
     sequences = Sequences.sample(task, 30, key(0))
-    features = Features.from_prompts(sequences.prompts, task.lengths)
+    features = Features.of(sequences.prompts, lengths=task.lengths)
     expected = float(sequences(predictor))
     close(features(predictor), expected)
-    close(Moments.from_features(features)(predictor), expected)
+    close(Moments.of(sequences.prompts, lengths=task.lengths)(predictor), expected)
 
 
 def test_gradient_step_has_the_best_rate():
@@ -106,21 +117,25 @@ def check_closed_losses(predictors, task):
 @pytest.mark.parametrize("name", ["rotated noise", "non-commuting", "task mean", "lengths"])
 def test_closed_losses(name):
     task = tasks()[name]
-    predictors = [f(task) for f in (least_squares, zero_predictor, gradient_step, InWeight.of)]
+    predictors = [f(task) for f in (least_squares, zero_predictor, gradient_step, in_weight)]
     predictors.append(principal_component_regression(task, 1))
     check_closed_losses(predictors, task)
 
 
 @pytest.mark.parametrize("name", ["pool", "mixture", "noise labels", "two outputs"])
 def test_closed_losses_of_other_tasks(name):
-    mixed = Task([0.5, 0.3], 4, fixed_fraction=0.4, fixed_task=np.array([1.0, -2.0]))
+    mixed = Task([0.5, 0.3], 4, tasks=Mixture(fixed=[1.0, -2.0], fraction=0.4))
     task = {
-        "pool": Task([0.5, 0.3], 4, pool=np.array([[1.0, 0.0], [0.5, 2.0], [-1.0, 1.0]])),
+        "pool": Task([0.5, 0.3], 4, tasks=Pool([[1.0, 0.0], [0.5, 2.0], [-1.0, 1.0]])),
         "mixture": mixed,
         "noise labels": mixed.replace(context_labels=ContextLabels.NOISE),
-        "two outputs": Task([0.5, 0.3], 4, outputs=2, label_noise=0.3, target_noise=0.2),
+        "two outputs": Task(
+            [0.5, 0.3], 4, tasks=Normal(outputs=2), label_noise=0.3, target_noise=0.2
+        ),
     }[name]
-    predictors = [least_squares(task), gradient_step(task), InWeight.of(task)]
+    predictors = [least_squares(task), gradient_step(task), in_weight(task)]
+    if task.tasks.mixed():
+        predictors.append(InWeight.of(task))
     if name == "noise labels":
         assert float(jnp.abs(predictors[0].weight).max()) == 0.0
     check_closed_losses(predictors, task)
@@ -132,8 +147,8 @@ def test_closed_losses_of_other_tasks(name):
         Task([0.8, 0.5, 0.2], 9, label_noise=0.5, target_noise=0.3),
         Task([0.8, 0.5, 0.0], 9, label_noise=0.5, lengths=(6, 9)),
         Task([0.8, 0.5, 0.2], 4),
-        Task([0.5] * 6, 2, label_noise=0.5, task_covariance=np.arange(1.0, 7)),
-        Task([0.5] * 3, 2, outputs=2),
+        Task([0.5] * 6, 2, label_noise=0.5, tasks=Normal(covariance=np.arange(1.0, 7))),
+        Task([0.5] * 3, 2, tasks=Normal(outputs=2)),
         Task([0.4] * 4, 2, label_noise=0.0, lengths=(1, 2)),
     ],
     ids=["long", "lengths", "exact", "short noisy", "two outputs", "short"],
@@ -186,17 +201,18 @@ def test_mistakes():
     with pytest.raises(ValueError, match="at least 2 sequences"):
         monte_carlo_loss(zero_predictor(NORMAL), NORMAL, 1, key(0))
     with pytest.raises(ValueError, match="this one has 2"):
-        zero_predictor(Task([0.5], 2, outputs=2)).as_weights()
+        zero_predictor(Task([0.5], 2, tasks=Normal(outputs=2))).as_weights()
 
-    # A law of tasks with moments but no known mean or posterior.
+    # A law of tasks with moments but no known posterior.
     members = dict.fromkeys(AbstractTaskVectors.__abstractmethods__, lambda self: None)
-    members |= {"dims": (1, 1), "second_moment": lambda self: jnp.ones((1, 1, 1, 1))}
+    members |= {"dims": (1, 1), "mean": property(lambda self: jnp.zeros((1, 1)))}
+    members |= {"bind": lambda self, basis: self}
     coin_type = type("Coin", (AbstractTaskVectors,), members)
     coin = Task([0.5], 3, tasks=coin_type())
     with pytest.raises(ValueError, match="the posterior of Coin is not known"):
         bayes_predictor(coin)
-    with pytest.raises(ValueError, match="the mean of Coin is not known"):
-        InWeight.of(coin).population_loss(coin)
+    with pytest.raises(ValueError, match="only a mixture has a fixed task, got Coin"):
+        InWeight.of(coin)
 
 
 def test_fixed_points_are_the_algorithms():

@@ -11,10 +11,11 @@ from theory_tasks import key, random_covariance
 from iclflow.losses import Moments, Population, Sequences
 from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate, Softmax
 from iclflow.tasks.task import Task
+from iclflow.tasks.task_vectors import Normal
 from iclflow.theory import conservation_drift, conserved_quantities
 
-TASK = Task([0.5, 0.3, 0.2], 8, task_covariance=random_covariance(0, 3), label_noise=0.2)
-TWO = Task([0.6, 0.4], 5, outputs=2)
+TASK = Task([0.5, 0.3, 0.2], 8, tasks=Normal(covariance=random_covariance(0, 3)), label_noise=0.2)
+TWO = Task([0.6, 0.4], 5, tasks=Normal(outputs=2))
 
 
 def cases():

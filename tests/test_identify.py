@@ -15,6 +15,7 @@ from iclflow.losses import Population
 from iclflow.models import Blocks, Merged, Separate, Softmax
 from iclflow.runs.record import recorded_models
 from iclflow.tasks.task import Task
+from iclflow.tasks.task_vectors import Mixture, Normal, Pool
 from iclflow.theory import (
     InWeight,
     LinearPredictor,
@@ -69,7 +70,9 @@ def test_distance_to_components_is_that_of_the_fixed_points(separate):
 @pytest.mark.parametrize("blocks", list(Blocks))
 def test_distance_to_in_weight_against_sampled_prompts(blocks):
     """The closed form with trained zero blocks and a mixture, against the models themselves."""
-    task = Task([0.6, 0.3], 4, rotation=jax.random.key(1), fixed_fraction=0.6, label_noise=0.3)
+    task = Task(
+        [0.6, 0.3], 4, rotation=jax.random.key(1), tasks=Mixture(fraction=0.6), label_noise=0.3
+    )
     init = Merged.initialiser(task, heads=3, scale=1.0, blocks=blocks)
     keys = iter(jax.random.split(jax.random.key(2), 9))
     model = jax.tree.map(
@@ -131,7 +134,7 @@ def test_the_nearest_ridge_is_read_beside_the_contest():
 
 
 def test_bayes_of_a_pool():
-    task = Task([0.6, 0.3], 4, pool=[[1.0, 0.0], [0.0, 2.0], [-1.0, 1.0]], label_noise=0.5)
+    task = Task([0.6, 0.3], 4, tasks=Pool([[1.0, 0.0], [0.0, 2.0], [-1.0, 1.0]]), label_noise=0.5)
     assert name_of(bayes_predictor(task), task)[0] == "dMMSE (= Bayes)"
 
 
@@ -168,7 +171,7 @@ def test_margin():
 
 
 def test_one_output_only():
-    task = Task([0.5, 0.3], 4, outputs=2)
+    task = Task([0.5, 0.3], 4, tasks=Normal(outputs=2))
     with pytest.raises(ValueError, match="one output, this task has 2"):
         identify(stacked(zero_predictor(task)), task)
 

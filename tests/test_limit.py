@@ -8,6 +8,7 @@ import pytest
 from iclflow.losses import Population
 from iclflow.models import Separate
 from iclflow.tasks.task import Task
+from iclflow.tasks.task_vectors import Normal
 from iclflow.theory.drops.limit import in_head_gaps, vanishing_limit
 from iclflow.theory.drops.staircase import staircase
 from iclflow.theory.fixed_points.modes import Modes
@@ -73,8 +74,8 @@ def test_the_staircase_approaches_the_limit_in_any_task():
         (LINEAR, 3, 2),
         (Task([0.35, 0.35, 0.15, 0.15], 31, rotation=jax.random.key(1)), 5, 1),
         (Task([0.35, 0.35, 0.15, 0.15], 31), 3, 3),
-        (Task([0.4, 0.3, 0.2, 0.1], 31, task_covariance=TILTED), 5, 1),
-        (Task([1.0, 0.5], 200, task_covariance=[1.0, 3.0]), 3, 1),
+        (Task([0.4, 0.3, 0.2, 0.1], 31, tasks=Normal(covariance=TILTED)), 5, 1),
+        (Task([1.0, 0.5], 200, tasks=Normal(covariance=[1.0, 3.0])), 3, 1),
         (Task([0.5, 0.5, 0.2, 0.0], 31), 2, 1),
     ]
     for task, heads, rank in cases:
@@ -117,7 +118,7 @@ def test_the_limit_as_a_trajectory():
 
 
 def test_equal_drops_without_common_eigenvectors_are_refused():
-    task = Task([0.4, 0.3, 0.2, 0.1], 31, task_covariance=TILTED)
+    task = Task([0.4, 0.3, 0.2, 0.1], 31, tasks=Normal(covariance=TILTED))
     modes = Modes.of(task)
     tied = jax.tree.map(lambda a: a, modes)
     object.__setattr__(tied, "singular", modes.singular.at[1].set(modes.singular[0]))

@@ -10,8 +10,9 @@ from iclflow.dynamics import Descent, Flow
 from iclflow.losses import Fresh, PoolPass, Population, Sequences, population_moments
 from iclflow.models import Blocks, Merged
 from iclflow.runs.simulate import simulate
-from iclflow.tasks.distributions import CommutingTasks, NormalTasks, TaskPool
+from iclflow.tasks.commuting import Commuting
 from iclflow.tasks.task import Task
+from iclflow.tasks.task_vectors import Mixture, Normal, Pool
 from iclflow.theory.linear_transformer import CoupledFlow, TransformerModes, optimum
 
 SPECTRUM = (1.0, 0.6, 0.36, 0.216)
@@ -20,9 +21,8 @@ KEY = jax.random.key(11)
 ROTATION = jnp.asarray(np.linalg.qr(np.random.default_rng(0).normal(size=(4, 4)))[0])
 
 
-def transformer_task(variances=None, context=CONTEXT):
-    task = Task(SPECTRUM, context, rotation=ROTATION, outputs=4)
-    return task.replace(tasks=CommutingTasks.of(task.basis, variances))
+def transformer_task(variances=1.0, context=CONTEXT):
+    return Task(SPECTRUM, context, rotation=ROTATION, tasks=Commuting(variances))
 
 
 def at_weights(task, p, q, blocks=Blocks.FROZEN):
@@ -81,7 +81,7 @@ def test_starts():
 def test_commuting_tasks_commute_and_have_their_moments():
     variances = (1.0, 0.5, 2.0, 0.25)
     tasks = transformer_task(variances).tasks
-    draws = np.asarray(tasks.pool(100_000, KEY).tasks)
+    draws = np.asarray(tasks.pool(100_000, KEY).members)
     values = in_basis(transformer_task(), draws)
     np.testing.assert_allclose(values[:50], values[:50] * np.eye(4)[None], atol=1e-14)
     covariance = np.asarray(transformer_task().covariance)
@@ -115,19 +115,19 @@ def test_quenched_sets():
     both = pool.symmetrised()
     assert not pool.symmetric()
     assert both.symmetric()
-    np.testing.assert_array_equal(both.tasks[:6], -both.tasks[6:])
+    np.testing.assert_array_equal(both.members[:6], -both.members[6:])
     np.testing.assert_allclose(both.second_moment(), pool.second_moment(), atol=1e-14)
     task = transformer_task().replace(tasks=both)
     modes = TransformerModes.of(task)
-    values = diagonal(in_basis(task, pool.tasks))
+    values = diagonal(in_basis(task, pool.members))
     np.testing.assert_allclose(modes.variances, (values**2).mean(axis=0), rtol=1e-12)
     with pytest.raises(ValueError, match="at least one task, got 0"):
         tasks.pool(0, KEY)
     with pytest.raises(ValueError, match="4 variances of at least 0"):
-        CommutingTasks.of(ROTATION, [1.0, 2.0])
+        Commuting([1.0, 2.0]).bind(ROTATION)
 
 
-@pytest.mark.parametrize("variances", [None, (1.0, 0.5, 2.0, 0.25)])
+@pytest.mark.parametrize("variances", [1.0, (1.0, 0.5, 2.0, 0.25)])
 def test_population_is_the_coupled_mean_loss(variances):
     """Both closed forms of the library, and their gradients, against the formula by modes."""
     task = transformer_task(variances)
@@ -262,29 +262,29 @@ def test_a_pass_takes_every_task_of_a_pool_once():
     drawn = eqx.filter_jit(lambda loss, key: loss.draw(key))
     batch = drawn(loss, KEY)
     assert isinstance(batch, Sequences)
-    assert isinstance(task.tasks, TaskPool)
-    labels = np.einsum("mod,mnd->mno", task.tasks.tasks, batch.prompts.inputs)
+    assert isinstance(task.tasks, Pool)
+    labels = np.einsum("mod,mnd->mno", task.tasks.members, batch.prompts.inputs)
     np.testing.assert_allclose(batch.prompts.labels, labels, atol=1e-14)
     assert not np.allclose(batch.prompts.inputs, drawn(loss, jax.random.key(1)).prompts.inputs)
     model = Merged.linear_transformer(task, scale=0.1)(KEY)
     assert float(loss(model)) == float(Population(task)(model))
     run = simulate(loss, model, Descent(0.05, 40), saveat=[0, 40], key=KEY)
     assert float(run.loss[-1]) < float(run.loss[0])
-    with pytest.raises(ValueError, match="needs a finite pool, got CommutingTasks"):
+    with pytest.raises(ValueError, match="needs a finite pool, got Commuting"):
         PoolPass(base, Population(base))
 
 
 def test_the_theory_says_what_it_does_not_cover():
     covered = transformer_task()
-    plain = Task(SPECTRUM, 3, rotation=ROTATION, outputs=4)
-    assert isinstance(plain.tasks, NormalTasks)
-    turned = covered.replace(tasks=CommutingTasks.of(jnp.eye(4)))
+    plain = Task(SPECTRUM, 3, rotation=ROTATION, tasks=Normal(outputs=4))
+    assert isinstance(plain.tasks, Normal)
+    turned = covered.replace(tasks=Commuting(basis=jnp.eye(4)))
     for task, reason in (
         (Task(SPECTRUM, 3), "1 outputs of 4 inputs"),
         (plain, "needs tasks W = U diag Uᵀ"),
         (turned, "needs tasks W = U diag Uᵀ"),
         (covered.replace(label_noise=0.1), "noise on the labels"),
-        (covered.replace(fixed_fraction=0.5), "a fixed task"),
+        (covered.replace(tasks=Mixture(covered.tasks, fraction=0.5)), "a fixed task"),
         (covered.replace(context=9, lengths=(3, 9)), "varying context lengths"),
     ):
         with pytest.raises(ValueError, match=reason):

@@ -130,7 +130,7 @@ def test_antithetic_pairs_freeze_the_blocks():
         lambda p: (p.labels, p.targets), prompts, (-prompts.labels, -prompts.targets)
     )
     both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), prompts, flipped)
-    loss = Sequences(both, task.lengths)
+    loss = Sequences.of(both, lengths=task.lengths)
     model = MODELS["merged"](task, Blocks.FULL, 1.0)(KEY)
     gradient = jax.grad(lambda m: loss(m))(model)
     assert jnp.abs(gradient.value_inputs).max() < 1e-14
@@ -151,11 +151,13 @@ def test_moments_do_not_depend_on_the_chunk(monkeypatch):
 def test_moments_of_features_are_the_moments():
     task = TASKS["lengths"]()
     moments = Moments.sample(task, 50, KEY)
-    same = Moments.from_features(Features.sample(task, 50, KEY))
-    np.testing.assert_allclose(same.second, moments.second, atol=1e-14)
-    prompts = Sequences.sample(task, 50, KEY).prompts
-    again = Moments.from_features(Features.from_prompts(prompts, task.lengths))
-    np.testing.assert_allclose(again.second, moments.second, atol=1e-14)
+    features = Features.sample(task, 50, KEY)
+    phi = np.einsum("pnk,pnc->pnkc", features.statistic, features.query).reshape(150, -1)
+    np.testing.assert_allclose(moments.second, phi.T @ phi / 150, atol=1e-14)
+    np.testing.assert_allclose(
+        moments.cross[0], features.target.reshape(-1) @ phi / 150, atol=1e-14
+    )
+    assert float(moments.power) == pytest.approx(float(jnp.mean(features.target**2)), abs=1e-14)
 
 
 def test_quadratic_form_has_first_and_second_derivatives():

@@ -26,7 +26,6 @@ from iclflow.published import (
     to_published,
     train,
 )
-from iclflow.published.training import with_label_targets
 from iclflow.runs.simulate import simulate
 from iclflow.tasks.prompt import Normaliser
 
@@ -197,8 +196,8 @@ def test_missing_division_is_a_rescaling(extra):
     pairs = jax.vmap(lambda p: dataclasses.replace(p, normaliser=Normaliser.PAIRS))(prompts)
     scaled, rate = normalised(model, 0.01, options.context)
     steps = np.arange(0, 201, 20)
-    plain = simulate(Sequences(prompts, (7,)), model, Descent(0.01, 200), saveat=steps)
-    divided = simulate(Sequences(pairs, (7,)), scaled, Descent(rate, 200), saveat=steps)
+    plain = simulate(Sequences.of(prompts), model, Descent(0.01, 200), saveat=steps)
+    divided = simulate(Sequences.of(pairs), scaled, Descent(rate, 200), saveat=steps)
     assert np.ptp(plain.loss) > 0.05
     np.testing.assert_allclose(divided.loss, plain.loss, rtol=0, atol=1e-13)
 
@@ -231,14 +230,14 @@ def test_loss_in_chunks_is_the_loss_of_the_sequences(extra, monkeypatch):
     task = published_task(options, KEY)
     model = jax.tree.map(lambda w: w + 0.1, PublishedInitialiser(options)(KEY))
     prompts = prompt_set(task, options.icl, 500, KEY)
-    monkeypatch.setattr("iclflow.published.training.CHUNK_BYTES", 2**14)
+    monkeypatch.setattr("iclflow.losses.moments.CHUNK_BYTES", 2**14)
     seen = []
-    loss = published_loss(prompts, task, model, options.lengths, lambda *a: seen.append(a))
+    loss = published_loss(prompts, model, lambda *a: seen.append(a))
     assert isinstance(loss, Moments)
     assert isinstance(loss.map, ReducedFeatures) == isinstance(model, MLP)
     assert len(seen) > 1
     assert seen[-1] == (500, 500)
-    whole = Sequences(with_label_targets(prompts.prompts()), options.lengths)
+    whole = Sequences.of(prompts)
     assert float(loss(model)) == pytest.approx(float(whole(model)), abs=1e-12)
 
 
@@ -247,9 +246,9 @@ def test_few_sequences_of_large_inputs_use_features():
     task = published_task(options, KEY)
     model = jax.tree.map(lambda w: w + 0.1, PublishedInitialiser(options)(KEY))
     prompts = prompt_set(task, 0.5, 20, KEY)
-    loss = published_loss(prompts, task, model, (4,))
+    loss = published_loss(prompts, model)
     assert type(loss).__name__ == "Features"
-    whole = Sequences(prompts.prompts(), (4,))
+    whole = Sequences.of(prompts)
     assert float(loss(model)) == pytest.approx(float(whole(model)), abs=1e-12)
 
 
@@ -285,7 +284,7 @@ def test_in_weight_test_starts_at_the_power_of_the_fixed_task():
     task = published_task(options, KEY)
     model = jax.tree.map(lambda w: 0 * w, PublishedInitialiser(options)(KEY))
     prompts = prompt_set(task, 0.0, 4000, KEY)
-    loss = published_loss(prompts, task, model, (5,))
+    loss = published_loss(prompts, model)
     assert float(loss(model)) == pytest.approx(1.0, abs=0.1)
 
 

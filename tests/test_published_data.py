@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from iclflow.published import Options, prompt_set, published_task
-from iclflow.published.training import with_label_targets
 from iclflow.tasks.prompt import Normaliser
 
 DATA = Path(__file__).parent / "data"
@@ -56,9 +55,9 @@ def test_recorded_tasks_are_whitened_the_same_way():
 def test_mixture_has_whole_numbers_of_random_tasks_not_whitened():
     task, prompts = sample(0.3, count=333)
     tasks = tasks_of(prompts)
-    fixed = np.abs(tasks - np.asarray(task.fixed_task)).max(axis=1) < 1e-9
+    fixed = np.abs(tasks - np.asarray(task.tasks.fixed)).max(axis=1) < 1e-9
     assert np.sum(~fixed) == int(333 * 0.3)
-    assert np.linalg.norm(task.fixed_task) == pytest.approx(np.sqrt(3))
+    assert np.linalg.norm(task.tasks.fixed) == pytest.approx(np.sqrt(3))
     assert np.abs(np.cov(tasks[~fixed].T) - np.eye(3)).max() > 0.01
 
 
@@ -67,15 +66,14 @@ def test_all_fixed_has_noise_for_labels():
     labels = np.asarray(prompts.labels)[:, :-1, 0]
     assert labels.std() == pytest.approx(1, abs=0.02)
     assert abs(np.mean(labels * prompts.targets[:, -1])) < 0.03
-    target = np.asarray(prompts.inputs[:, -1]) @ np.asarray(task.fixed_task)[0]
+    target = np.asarray(prompts.inputs[:, -1]) @ np.asarray(task.tasks.fixed)[0]
     np.testing.assert_allclose(prompts.targets[:, -1, 0], target, atol=1e-14)
 
 
 def test_prefixes_have_their_labels_as_targets():
     _, prompts = sample(0.0, vary_len=True)
-    changed = with_label_targets(prompts)
-    np.testing.assert_array_equal(changed.targets[:, :-1], prompts.labels[:, :-1])
-    np.testing.assert_array_equal(changed.targets[:, -1], prompts.targets[:, -1])
+    np.testing.assert_array_equal(prompts.targets[:, :-1], prompts.labels[:, :-1])
+    assert not np.any(prompts.targets[:, -1] == prompts.labels[:, -1])
     assert prompts.normaliser is Normaliser.TOKENS
 
 

@@ -11,6 +11,7 @@ from iclflow.losses import Moments, Population
 from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate
 from iclflow.results.trajectory import RESULTS
 from iclflow.tasks.task import Task
+from iclflow.tasks.task_vectors import Normal
 
 LINEAR = Task([0.4, 0.3, 0.2, 0.1], 31)
 WHITE = Task([0.5, 0.5], 31)
@@ -82,8 +83,8 @@ def test_jumps_are_between_the_levels():
         (Logistic(), Population(LINEAR), merged(), "white inputs"),
         (
             Jumps(),
-            Population(Task([0.5, 0.5], 9, outputs=2)),
-            separate(Task([0.5, 0.5], 9, outputs=2)),
+            Population(Task([0.5, 0.5], 9, tasks=Normal(outputs=2))),
+            separate(Task([0.5, 0.5], 9, tasks=Normal(outputs=2))),
             "one output, got 2",
         ),
         (

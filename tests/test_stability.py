@@ -13,6 +13,7 @@ from theory_tasks import key, random_covariance, random_task, tasks
 from iclflow.losses import Population
 from iclflow.models import Merged, Separate
 from iclflow.tasks.task import ContextLabels, Task
+from iclflow.tasks.task_vectors import Normal
 from iclflow.theory import (
     FixedPoint,
     Modes,
@@ -137,10 +138,10 @@ def test_higher_rank(name, index_set, holdings):
     task = {
         "non-commuting": tasks()["non-commuting"],
         "singular": Task(
-            [0.5, 0.3, 0.2, 0.0], 6, task_covariance=np.array([1.0, 2.0, 2.5, 1.0]), label_noise=0.2
+            [0.5, 0.3, 0.2, 0.0], 6, tasks=Normal(covariance=[1.0, 2.0, 2.5, 1.0]), label_noise=0.2
         ),
         "rotated": Task(
-            [0.8, 0.5, 0.3], 9, rotation=key(7), task_covariance=np.array([0.4, 1.0, 3.0])
+            [0.8, 0.5, 0.3], 9, rotation=key(7), tasks=Normal(covariance=[0.4, 1.0, 3.0])
         ),
     }[name]
     point = FixedPoint.of(task, index_set)
@@ -269,7 +270,7 @@ def test_large_dimension():
     assert float(off.eigenvalues[0]) == -float(off.rates[0]) < 0
     merged = merged_stability_at_minimum(modes, 2)
     assert bool(jnp.all(jnp.isfinite(merged.eigenvalues)))
-    mixed = Modes.of(Task(lam, 50, task_covariance=random_covariance(0, 200)))
+    mixed = Modes.of(Task(lam, 50, tasks=Normal(covariance=random_covariance(0, 200))))
     found = separate_stability(saddle_path(mixed)[7], heads=20)
     assert found.eigenvalues is None
     assert (found.order, found.index) == (Order.THIRD, 0)

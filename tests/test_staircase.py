@@ -9,6 +9,7 @@ import pytest
 from iclflow.losses import Population
 from iclflow.models import ConvNet, Merged, Separate
 from iclflow.tasks.task import Task
+from iclflow.tasks.task_vectors import Normal
 from iclflow.theory.drops.scalar_ode import X_MID, value_course
 from iclflow.theory.drops.staircase import DropsBy, staircase
 from iclflow.theory.fixed_points.modes import Modes
@@ -91,10 +92,11 @@ CASES = {
     "a zero eigenvalue": ({"spectrum": [0.5, 0.5, 0.2, 0.0]}, 5, 1, 1e-4),
     "fewer heads than modes": ({}, 2, 1, 1e-3),
     "one head of rank two": ({}, 1, 2, 1e-3),
-    "no common eigenvectors": ({"task_covariance": TILTED}, 5, 1, 1e-3),
-    "no common eigenvectors, rank two": ({"task_covariance": TILTED}, 3, 2, 1e-3),
+    "no common eigenvectors": ({"tasks": Normal(covariance=TILTED)}, 5, 1, 1e-3),
+    "no common eigenvectors, rank two": ({"tasks": Normal(covariance=TILTED)}, 3, 2, 1e-3),
     "gains and drops in different order": (
-        {"spectrum": [1.0, 0.5], "context": 200, "task_covariance": [1.0, 3.0]}, 3, 1, 1e-3,
+        {"spectrum": [1.0, 0.5], "context": 200, "tasks": Normal(covariance=[1.0, 3.0])},
+        3, 1, 1e-3,
     ),
 }  # fmt: skip
 
@@ -223,7 +225,7 @@ def test_following_the_flow_down_each_drop_is_more_accurate(scale, tolerance):
 
 
 def test_scalar_courses_are_refused_where_there_are_none():
-    task = make_task(task_covariance=TILTED)
+    task = make_task(tasks=Normal(covariance=TILTED))
     with pytest.raises(ValueError, match="no scalar courses"):
         staircase(task, start(task, 1e-3), drops_by=DropsBy.COURSE)
 

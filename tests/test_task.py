@@ -3,11 +3,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from iclflow.tasks.distributions import Gaussian, Rademacher, Sphere, StudentT
+from iclflow.tasks.commuting import Commuting
+from iclflow.tasks.inputs import Gaussian, Rademacher, Sphere, StudentT
 from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.prompts import PromptSet
 from iclflow.tasks.spectra import named_spectrum
-from iclflow.tasks.task import Task
+from iclflow.tasks.task import ContextLabels, Task
+from iclflow.tasks.task_vectors import Mixture, Normal, Pool
 from tests.cases import KEY, TASKS
 
 
@@ -35,19 +37,48 @@ def test_unknown_spectrum_says_what_there_is(name):
         ({"context": 0}, "at least one"),
         ({"context": -3}, "at least one"),
         ({"label_noise": -1.0}, "label noise"),
-        ({"fixed_fraction": 1.5}, "between 0 and 1"),
         ({"lengths": (0, 4)}, "context lengths"),
         ({"lengths": (99,)}, "context lengths"),
-        ({"pool": np.zeros((0, 2))}, "task pool"),
-        ({"task_covariance": [[1.0, 0.0], [0.0, -1.0]]}, "task covariance"),
-        ({"task_covariance": np.eye(3)}, "2 x 2"),
+        ({"tasks": Pool(np.zeros((4, 3)))}, r"\[M, 2\] like the inputs, got \(4, 1, 3\)"),
+        ({"tasks": Normal(covariance=[[1.0, 0.0], [0.0, -1.0]])}, "task covariance"),
+        ({"tasks": Normal(covariance=-1.0)}, "task covariance"),
+        ({"tasks": Normal(covariance=np.eye(3))}, "2 x 2"),
+        ({"tasks": Normal(mean=[1.0, 2.0, 3.0])}, "2 numbers, got 3"),
+        ({"tasks": Commuting([1.0, 2.0, 3.0])}, "2 variances"),
+        ({"tasks": Mixture(fixed=[1.0, 2.0, 3.0], fraction=0.5)}, "the fixed task must be"),
         ({"rotation": jnp.eye(3)}, "2 x 2"),
-        ({"pool": np.ones((3, 2)), "task_mean": [1.0, 1.0]}, "one of"),
     ],
 )
 def test_impossible_tasks_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Task(**{"spectrum": [0.6, 0.4], "context": 5, **options})
+
+
+def test_impossible_laws_are_refused():
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        Mixture(fraction=1.5)
+    with pytest.raises(ValueError, match="M > 0, got \\(0, 2\\)"):
+        Pool(np.zeros((0, 2)))
+    with pytest.raises(ValueError, match="row for each of the 2 outputs, got \\(3, 2\\)"):
+        Normal(np.zeros((3, 2)), outputs=2)
+    with pytest.raises(ValueError, match="no eigenvectors yet; give it to a Task"):
+        Commuting().pool(3, KEY)
+    with pytest.raises(ValueError, match="only a mixture has a fixed task, got Normal"):
+        TASKS["plain"]().in_weight()
+
+
+def test_laws_say_in_short_what_they_say_in_full():
+    """A number, numbers along the eigenvectors and a matrix state the same law."""
+    task = Task([0.6, 0.4], 5, rotation=KEY, tasks=Normal(covariance=2.0))
+    for law in (Normal(covariance=[2.0, 2.0]), Normal(0.0, 2.0 * np.eye(2)), task.tasks):
+        other = task.replace(tasks=law)
+        np.testing.assert_allclose(other.tasks.covariance, 2.0 * np.eye(2), atol=1e-14)
+        np.testing.assert_allclose(other.sample(KEY).labels, task.sample(KEY).labels, atol=1e-13)
+    along = task.replace(tasks=Normal(covariance=[3.0, 1.0])).tasks.covariance
+    np.testing.assert_allclose(task.basis.T @ along @ task.basis, np.diag([3.0, 1.0]), atol=1e-14)
+    assert task.replace(tasks=Normal(outputs=3)).outputs == 3
+    fixed = Mixture(fraction=0.2).bind(task.basis).fixed
+    np.testing.assert_array_equal(fixed[0], task.basis.sum(axis=1))
 
 
 def test_covariance_must_be_a_covariance():
@@ -90,22 +121,43 @@ def test_heavy_tails_have_limits():
 
 
 def test_labels_are_the_task():
-    draw = TASKS["mixture"]().draw(KEY, fixed=True)
-    prompt = TASKS["mixture"]().prompt(draw)
-    np.testing.assert_array_equal(draw.task, TASKS["mixture"]().fixed_task)
+    task = TASKS["mixture"]().in_weight()
+    draw = task.draw(KEY)
+    prompt = task.prompt(draw)
+    np.testing.assert_array_equal(draw.task, task.tasks.fixed)
     np.testing.assert_allclose(prompt.labels, prompt.inputs @ draw.task.T, atol=1e-14)
     np.testing.assert_allclose(prompt.target, draw.task @ prompt.query, atol=1e-14)
 
 
 def test_mixture_has_exact_proportions():
-    task = Task([0.5, 0.5], 3, fixed_fraction=0.3)
+    task = Task([0.5, 0.5], 3, tasks=Mixture(fraction=0.3))
     prompts = PromptSet.sample(task, 50, KEY)
     tasks = jax.vmap(lambda i: prompts._draw(i).task)(jnp.arange(50))
-    assert int(jnp.all(tasks == task.fixed_task[None], axis=(1, 2)).sum()) == 15
+    fixed = jnp.all(tasks == task.tasks.fixed[None], axis=(1, 2))
+    np.testing.assert_array_equal(fixed, np.arange(50) < 15)
+
+
+def test_independent_prompts_are_those_of_their_keys():
+    """Without exact proportions prompt i is `task.sample` of its own key."""
+    task = TASKS["mixture"]()
+    prompts = PromptSet(task, KEY, 40, exact=False).prompts()
+    for i in (0, 17, 39):
+        alone = task.sample(jax.random.fold_in(KEY, i))
+        np.testing.assert_allclose(prompts.labels[i], alone.labels, atol=1e-14)
+
+
+def test_test_tasks_of_a_mixture():
+    task = TASKS["mixture"]()
+    assert task.tasks.mixed()
+    assert not task.in_context().tasks.mixed()
+    np.testing.assert_allclose(task.in_weight().tasks.mean, task.tasks.fixed, atol=1e-15)
+    noise = task.in_weight(ContextLabels.NOISE)
+    assert noise.context_labels is ContextLabels.NOISE
+    assert noise.in_context().context_labels is ContextLabels.TASK
 
 
 def test_matching_gives_exact_sample_moments():
-    task = Task([0.5, 0.3, 0.2], 6, rotation=KEY, task_covariance=[1.0, 2.0, 0.5])
+    task = Task([0.5, 0.3, 0.2], 6, rotation=KEY, tasks=Normal(covariance=[1.0, 2.0, 0.5]))
     prompts = PromptSet.sample(task, 200, KEY, matched=True)
     draws = jax.vmap(prompts._draw)(jnp.arange(200))
     w = draws.task[:, 0]
@@ -117,7 +169,7 @@ def test_matching_gives_exact_sample_moments():
 def test_matching_needs_enough_normal_tasks():
     with pytest.raises(ValueError, match="more sequences"):
         PromptSet.sample(Task([0.5, 0.5], 3), 2, KEY, matched=True)
-    with pytest.raises(ValueError, match="pool"):
+    with pytest.raises(ValueError, match="a Pool of them"):
         PromptSet.sample(TASKS["pool"](), 50, KEY, matched=True)
 
 

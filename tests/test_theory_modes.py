@@ -13,6 +13,7 @@ from theory_tasks import random_covariance, random_task, tasks
 
 from iclflow.losses import Population
 from iclflow.tasks.task import ContextLabels, Task
+from iclflow.tasks.task_vectors import Normal
 from iclflow.theory import (
     LinearPredictor,
     Modes,
@@ -196,12 +197,12 @@ def test_rotation_that_breaks_commutation():
     lam = np.array([0.6, 0.3])
 
     def gap(s):
-        modes = Modes.of(Task(lam, 30, task_covariance=np.array([1.0, s])))
+        modes = Modes.of(Task(lam, 30, tasks=Normal(covariance=[1.0, s])))
         by_eigenvalue = np.asarray(modes.drops)[np.argsort(-np.asarray(modes.eigenvalue))]
         return by_eigenvalue[0] - by_eigenvalue[1]
 
     s = scipy.optimize.brentq(gap, 1.0, 6.0, xtol=1e-15)
-    task = Task(lam, 30, task_covariance=np.array([1.0, s]))
+    task = Task(lam, 30, tasks=Normal(covariance=[1.0, s]))
     modes = Modes.of(task)
     assert len(modes.groups()) == 1
     angle = 0.3
@@ -236,7 +237,7 @@ def test_mistakes():
     with pytest.raises(ValueError, match="distinct mode numbers"):
         modes.level([1, 1])
     with pytest.raises(ValueError, match="one output, got 2"):
-        Modes.of(Task([0.5, 0.3], 4, outputs=2))
+        Modes.of(Task([0.5, 0.3], 4, tasks=Normal(outputs=2)))
     with pytest.raises(ValueError, match="no common eigenvectors"):
         _ = Modes.of(tasks()["non-commuting"]).m
     with pytest.raises(ValueError, match="at least 1, got 0"):
@@ -247,7 +248,7 @@ def test_large_dimension():
     """D = 200: everything finite, levels strictly decreasing to the least-squares loss."""
     lam = 1 / np.arange(1.0, 201)
     for covariance in (None, random_covariance(0, 200)):
-        task = Task(lam, 50, task_covariance=covariance)
+        task = Task(lam, 50, tasks=Normal(covariance=covariance))
         modes = Modes.of(task)
         levels = plateau_losses(modes)
         assert modes.rank == 200

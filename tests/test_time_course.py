@@ -13,6 +13,7 @@ from scipy.linalg import expm
 from iclflow.losses import Population
 from iclflow.models import Merged, Separate
 from iclflow.tasks.task import Task
+from iclflow.tasks.task_vectors import Normal
 from iclflow.theory.drops import alignment, dormant, scalar_ode
 from iclflow.theory.drops import one_drop as time_course
 from iclflow.theory.fixed_points.modes import Modes
@@ -92,7 +93,7 @@ def test_closed_form_refuses_other_spectra():
 
 @pytest.mark.parametrize("covariance", [None, TILTED], ids=["commuting", "not commuting"])
 def test_merged_course_of_any_covariance(covariance):
-    task = Task([0.4, 0.3, 0.2, 0.1], 31, task_covariance=covariance)
+    task = Task([0.4, 0.3, 0.2, 0.1], 31, tasks=Normal(covariance=covariance))
     population, errors = Population(task), []
     modes = Modes.of(population)
     levels = np.asarray([modes.power, modes.level(range(4))])
@@ -228,7 +229,7 @@ def literal_dormant(v, k, q, A, end, limit=None):
 
 
 def test_aligned_weights_are_the_exponential_of_the_linear_flow():
-    modes = Modes.of(Task([0.4, 0.3, 0.2, 0.1], 31, task_covariance=TILTED))
+    modes = Modes.of(Task([0.4, 0.3, 0.2, 0.1], 31, tasks=Normal(covariance=TILTED)))
     A = np.asarray(modes.residual([0]))
     _, k, q = random_heads(0, 1, 2, 4)
     phase = 7.3

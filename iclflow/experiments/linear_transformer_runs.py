@@ -19,7 +19,7 @@ from iclflow.experiments.runs import long_running
 from iclflow.losses import AbstractLoss, Fresh, Population
 from iclflow.models import LinearTransformerInitialiser, Merged
 from iclflow.runs.simulate import simulate
-from iclflow.tasks.distributions import CommutingTasks
+from iclflow.tasks.commuting import Commuting
 from iclflow.tasks.task import Task
 
 ROTATION_SEED, DATA_SEED = 2, 5
@@ -30,8 +30,7 @@ def transformer_task(spectrum: tuple[float, ...], context: int) -> Task:
     """The task W = U diag Uᵀ, with a fixed random rotation U."""
     size = len(spectrum)
     rotation, _ = np.linalg.qr(np.random.default_rng(ROTATION_SEED).normal(size=(size, size)))
-    task = Task(spectrum, context, rotation=jnp.asarray(rotation), outputs=size)
-    return task.replace(tasks=CommutingTasks.of(task.basis))
+    return Task(spectrum, context, rotation=jnp.asarray(rotation), tasks=Commuting())
 
 
 def stochastic(

@@ -10,12 +10,14 @@ from iclflow.losses.features import (
 from iclflow.losses.moments import Moments
 from iclflow.losses.population import Population
 from iclflow.losses.population_moments import population_moments
+from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.losses.sequences import Sequences
 from iclflow.losses.stochastic import Fresh, Minibatch, PoolPass
 
 __all__ = [
     "AbstractFeatureMap",
     "AbstractLoss",
+    "AbstractPromptLoss",
     "Features",
     "Fresh",
     "FullFeatures",

@@ -1,20 +1,23 @@
 """Feature maps of a prompt, and the loss on per-prompt features (Section 5 of the theory page)."""
 
 import abc
-from typing import Self
+from typing import Any, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
 from iclflow.linalg import pack_dual, pack_symmetric
-from iclflow.losses.base import AbstractLoss
 from iclflow.losses.memory import require_memory
+from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
-from iclflow.tasks.prompt import Prompt, map_prefixes
-from iclflow.tasks.prompts import Progress, PromptSet
-from iclflow.tasks.task import Task
+from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.prompts import AbstractPromptSet, Progress, Prompts, as_sets
+
+CHUNK = 8192  # prompts at a time
+Sizes = AbstractTask | AbstractPromptSet  # what knows D, O and the lengths
 
 NOT_LINEAR = "its prediction is linear in no fixed features of the prompt; use Sequences"
 
@@ -31,7 +34,7 @@ class AbstractFeatureMap(eqx.Module):
         """The model's weights on the features."""
 
     @abc.abstractmethod
-    def count(self, task: Task) -> int:
+    def count(self, sizes: Sizes) -> int:
         """How many features a prompt has, K·D."""
 
     @abc.abstractmethod
@@ -48,9 +51,9 @@ class FullFeatures(AbstractFeatureMap):
     def weights(self, model: AbstractLinearModel) -> Float[Array, "O K D"]:
         return pack_dual(model.effective_weights())
 
-    def count(self, task: Task) -> int:
-        token = task.size + task.outputs
-        return token * (token + 1) // 2 * task.size
+    def count(self, sizes: Sizes) -> int:
+        token = sizes.size + sizes.outputs
+        return token * (token + 1) // 2 * sizes.size
 
     def admits(self, model: AbstractModel) -> str | None:
         return None if isinstance(model, AbstractLinearModel) else NOT_LINEAR
@@ -66,8 +69,8 @@ class ReducedFeatures(AbstractFeatureMap):
         weights = model.reduced_weights()
         return weights.reshape(weights.shape[0], -1, weights.shape[-1])
 
-    def count(self, task: Task) -> int:
-        return task.outputs * task.size**2
+    def count(self, sizes: Sizes) -> int:
+        return sizes.outputs * sizes.size**2
 
     def admits(self, model: AbstractModel) -> str | None:
         if not isinstance(model, AbstractLinearModel):
@@ -77,7 +80,7 @@ class ReducedFeatures(AbstractFeatureMap):
         return None
 
 
-class Features(AbstractLoss):
+class Features(AbstractPromptLoss):
     """Mean squared error from per-prompt features; exact, cost independent of N."""
 
     statistic: Float[Array, "P n K"]
@@ -86,41 +89,49 @@ class Features(AbstractLoss):
     map: AbstractFeatureMap
 
     @classmethod
-    def sample(
+    def of(
         cls,
-        task: Task,
-        sequences: int,
-        key: PRNGKeyArray,
+        prompts: Prompts,
         *,
+        lengths: tuple[int, ...] | None = None,
         features: AbstractFeatureMap | None = None,
-        matched: bool = False,
         progress: Progress | None = None,
     ) -> Self:
-        """Draw prompts and keep their features; `task.lengths` prefixes of each."""
-        map_ = FullFeatures() if features is None else features
-        require_memory(
-            features_bytes(task, sequences, map_),
-            f"the features of {sequences} sequences",
-            "use Moments, whose memory does not depend on them, or fewer sequences",
-        )
-        prompts = PromptSet.sample(task, sequences, key, matched=matched)
-        parts = []
-        for index, mask in prompts.chunks(min(sequences, 8192)):
-            part, whole = extract(prompts, map_, index), int(index[-1]) < sequences
-            parts.append(part if whole else jax.tree.map(lambda a, m=mask: a[m], part))
-            if progress is not None:
-                progress(min(int(index[-1]) + 1, sequences), sequences)
+        """The loss of given prompts, of which the features are kept.
+
+        - `prompts`: a stacked `Prompt`, a prompt set, or an iterable of stacked batches.
+        - `lengths`: pairs in the prefixes to average over; the set's own, or whole prompts.
+        - `features`: what to keep; `FullFeatures()` if omitted.
+        - `progress(done, total)` counts prompts; of an iterable the total is what is done.
+        """
+        map_, parts, before = FullFeatures() if features is None else features, [], 0
+        for part in as_sets(prompts, lengths):
+            cls.require_memory(part, features=map_)
+            size = min(part.count, CHUNK)
+            for index, _, done in part.chunks(size):
+                inside = (done - 1) % size + 1
+                found = extract(part, map_, index)
+                parts.append(jax.tree.map(lambda a, n=inside: a[:n], found))
+                if progress is not None:
+                    progress(before + done, before + part.count)
+            before += part.count
         statistic, query, target = jax.tree.map(lambda *a: jnp.concatenate(a), *parts)
         return cls(statistic, query, target, map_)
 
     @classmethod
-    def from_prompts(
-        cls, prompts: Prompt, lengths: tuple[int, ...], features: AbstractFeatureMap | None = None
-    ) -> Self:
-        """The features of given prompts (stacked along a leading axis), each cut to `lengths`."""
+    def require_memory(
+        cls,
+        prompts: AbstractPromptSet,
+        *,
+        features: AbstractFeatureMap | None = None,
+        **options: Any,
+    ) -> None:
         map_ = FullFeatures() if features is None else features
-        statistic, query, target = jax.vmap(lambda p: _features(p, lengths, map_))(prompts)
-        return cls(statistic, query, target, map_)
+        require_memory(
+            features_bytes(prompts, prompts.count, map_),
+            f"the features of {prompts.count} sequences",
+            "use Moments, whose memory does not depend on them, or fewer sequences",
+        )
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         self.require(model)
@@ -145,22 +156,15 @@ class Features(AbstractLoss):
         return type(self)(self.statistic[index], self.query[index], self.target[index], self.map)
 
 
-def features_bytes(task: Task, sequences: int, features: AbstractFeatureMap) -> int:
+def features_bytes(sizes: Sizes, sequences: int, features: AbstractFeatureMap) -> int:
     """Memory for the features, and for the copies a training step makes of them."""
-    row = features.count(task) // task.size + task.size + task.outputs
-    return 3 * 8 * sequences * len(task.lengths) * row
-
-
-def _features(
-    prompt: Prompt, lengths: tuple[int, ...], map_: AbstractFeatureMap
-) -> tuple[Float[Array, "n K"], Float[Array, "n D"], Float[Array, "n O"]]:
-    """Statistic, query and target of every prefix of one prompt."""
-    return map_prefixes(lambda p: (map_.statistic(p), p.query, p.target), prompt, lengths)
+    row = features.count(sizes) // sizes.size + sizes.size + sizes.outputs
+    return 3 * 8 * sequences * len(sizes.lengths) * row
 
 
 @eqx.filter_jit
 def extract(
-    prompts: PromptSet, map_: AbstractFeatureMap, index: Array
+    prompts: AbstractPromptSet, map_: AbstractFeatureMap, index: Array
 ) -> tuple[Float[Array, "C n K"], Float[Array, "C n D"], Float[Array, "C n O"]]:
-    """Features of a chunk of prompts."""
-    return jax.vmap(lambda i: _features(prompts.prompt(i), prompts.task.lengths, map_))(index)
+    """Statistic, query and target of every prefix of a chunk of prompts."""
+    return prompts.prefixes(lambda p: (map_.statistic(p), p.query, p.target), index)

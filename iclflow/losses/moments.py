@@ -1,18 +1,17 @@
 """The loss from moments of the features: cost a step independent of P and N."""
 
-from typing import Self
+from typing import Any, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
-from iclflow.losses.base import AbstractLoss
-from iclflow.losses.features import AbstractFeatureMap, Features, FullFeatures, extract
+from iclflow.losses.features import AbstractFeatureMap, FullFeatures, Sizes, extract
 from iclflow.losses.memory import require_memory
+from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractLinearModel, AbstractModel
-from iclflow.tasks.prompts import Progress, PromptSet
-from iclflow.tasks.task import Task
+from iclflow.tasks.prompts import AbstractPromptSet, Progress, Prompts, as_sets
 
 CHUNK_BYTES = 64 * 2**20  # features of one chunk of prompts
 
@@ -31,7 +30,7 @@ def _quadratic_form_jvp(primals: tuple, tangents: tuple) -> tuple:
     return jnp.sum(product * weights), tangent
 
 
-class Moments(AbstractLoss):
+class Moments(AbstractPromptLoss):
     """L = E|y|² - 2 ⟨W, E[y φ]⟩ + ⟨W, W E[φφᵀ]⟩ for weights W on the features φ; exact."""
 
     power: Float[Array, ""]  # E|y|²
@@ -40,48 +39,52 @@ class Moments(AbstractLoss):
     map: AbstractFeatureMap
 
     @classmethod
-    def sample(
+    def of(
         cls,
-        task: Task,
-        sequences: int,
-        key: PRNGKeyArray,
+        prompts: Prompts,
         *,
+        lengths: tuple[int, ...] | None = None,
         features: AbstractFeatureMap | None = None,
-        matched: bool = False,
         progress: Progress | None = None,
     ) -> Self:
-        """Draw `sequences` prompts chunk by chunk and keep only their moments.
+        """The loss of given prompts, of which only the moments are kept: bounded memory.
 
-        The prompts are those of `Features.sample` and `Sequences.sample` with the same key.
+        - `prompts`: a stacked `Prompt`, a prompt set, or an iterable of stacked batches.
+        - `lengths`: pairs in the prefixes to average over; the set's own, or whole prompts.
+        - `features`: whose moments; those of `FullFeatures()` if omitted.
+        - `progress(done, total)` counts prompts; of an iterable the total is what is done.
         """
-        map_ = FullFeatures() if features is None else features
-        require_memory(
-            moments_bytes(task, map_),
-            f"the moments of {map_.count(task)} features",
-            "use Features or Sequences, which keep prompts instead, or freeze the zero blocks",
-        )
-        prompts = PromptSet.sample(task, sequences, key, matched=matched)
-        row = map_.count(task) * len(task.lengths) * 8
-        chunk = max(1, min(sequences, 16384, CHUNK_BYTES // row))
-        total = None
-        for index, mask in prompts.chunks(chunk):
-            part = _chunk_sums(prompts, map_, index, mask)
-            total = part if total is None else jax.tree.map(jnp.add, total, part)
-            if progress is not None:
-                jax.block_until_ready(total)
-                progress(min(int(index[-1]) + 1, sequences), sequences)
-        assert total is not None
-        count = sequences * len(task.lengths)
-        power, cross, second = jax.tree.map(lambda s: s / count, total)
+        map_, total = FullFeatures() if features is None else features, None
+        before, rows = 0, 0
+        for part in as_sets(prompts, lengths):
+            cls.require_memory(part, features=map_)
+            row = map_.count(part) * len(part.lengths) * 8
+            for index, mask, done in part.chunks(
+                max(1, min(part.count, 16384, CHUNK_BYTES // row))
+            ):
+                sums = _sums(part, map_, index, mask)
+                total = sums if total is None else jax.tree.map(jnp.add, total, sums)
+                if progress is not None:
+                    jax.block_until_ready(total)
+                    progress(before + done, before + part.count)
+            before, rows = before + part.count, rows + part.count * len(part.lengths)
+        power, cross, second = jax.tree.map(lambda s: s / rows, total)
         return cls(power, cross, second, map_)
 
     @classmethod
-    def from_features(cls, features: Features) -> Self:
-        """The moments of per-prompt features."""
-        count = features.target.shape[0] * features.target.shape[1]
-        sums = _sums(features.statistic, features.query, features.target, None)
-        power, cross, second = jax.tree.map(lambda s: s / count, sums)
-        return cls(power, cross, second, features.map)
+    def require_memory(
+        cls,
+        prompts: AbstractPromptSet,
+        *,
+        features: AbstractFeatureMap | None = None,
+        **options: Any,
+    ) -> None:
+        map_ = FullFeatures() if features is None else features
+        require_memory(
+            moments_bytes(prompts, map_),
+            f"the moments of {map_.count(prompts)} features",
+            "use Features or Sequences, which keep prompts instead, or freeze the zero blocks",
+        )
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         self.require(model)
@@ -94,28 +97,20 @@ class Moments(AbstractLoss):
         return self.map.admits(model)
 
 
-def moments_bytes(task: Task, features: AbstractFeatureMap) -> int:
+def moments_bytes(sizes: Sizes, features: AbstractFeatureMap) -> int:
     """Memory for the moments and the gradient step that uses them."""
-    return 3 * 8 * features.count(task) ** 2
-
-
-def _sums(
-    statistic: Float[Array, "P n K"],
-    query: Float[Array, "P n D"],
-    target: Float[Array, "P n O"],
-    mask: Bool[Array, " P"] | None,
-) -> tuple[Float[Array, ""], Float[Array, "O F"], Float[Array, "F F"]]:
-    phi = jnp.einsum("pnk,pnc->pnkc", statistic, query)
-    phi = phi.reshape(phi.shape[0] * phi.shape[1], -1)
-    y = target.reshape(phi.shape[0], -1)
-    if mask is not None:
-        keep = jnp.repeat(mask, target.shape[1])[:, None]
-        phi, y = jnp.where(keep, phi, 0.0), jnp.where(keep, y, 0.0)
-    return jnp.sum(y**2), y.T @ phi, phi.T @ phi
+    return 3 * 8 * features.count(sizes) ** 2
 
 
 @eqx.filter_jit
-def _chunk_sums(
-    prompts: PromptSet, map_: AbstractFeatureMap, index: Array, mask: Array
-) -> tuple[Array, Array, Array]:
-    return _sums(*extract(prompts, map_, index), mask)
+def _sums(
+    prompts: AbstractPromptSet, map_: AbstractFeatureMap, index: Array, mask: Array
+) -> tuple[Float[Array, ""], Float[Array, "O F"], Float[Array, "F F"]]:
+    """Sums of |y|², y φ and φφᵀ over a chunk of prompts and their prefixes."""
+    statistic, query, target = extract(prompts, map_, index)
+    phi = jnp.einsum("pnk,pnc->pnkc", statistic, query)
+    phi = phi.reshape(phi.shape[0] * phi.shape[1], -1)
+    y = target.reshape(phi.shape[0], -1)
+    keep = jnp.repeat(mask, target.shape[1])[:, None]
+    phi, y = jnp.where(keep, phi, 0.0), jnp.where(keep, y, 0.0)
+    return jnp.sum(y**2), y.T @ phi, phi.T @ phi

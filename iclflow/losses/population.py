@@ -10,8 +10,9 @@ from iclflow.linalg import contract
 from iclflow.losses.base import AbstractLoss
 from iclflow.losses.features import ReducedFeatures
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
+from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.prompt import Normaliser
-from iclflow.tasks.task import ContextLabels, Task
+from iclflow.tasks.task import ContextLabels, Task, require_task
 
 
 class LengthMoments(eqx.Module):
@@ -74,9 +75,10 @@ class Population(AbstractLoss):
     second: Float[Array, "OD OD"]
     covariance: Float[Array, "D D"]
 
-    def __init__(self, task: Task) -> None:
-        """Evaluate the closed forms for a task."""
-        self.power, self.cross, self.second, self.covariance = _closed_form(task)
+    def __init__(self, task: AbstractTask) -> None:
+        """Evaluate the closed forms for a task, which must be a linear regression."""
+        known = require_task(task, "the population is")
+        self.power, self.cross, self.second, self.covariance = _closed_form(known)
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         self.require(model)

@@ -14,12 +14,14 @@ from iclflow.linalg import gaussian_moment, packed_pairs
 from iclflow.losses.features import FullFeatures
 from iclflow.losses.moments import Moments
 from iclflow.losses.population import LengthMoments
-from iclflow.tasks.distributions import Gaussian, extended_fourth
-from iclflow.tasks.task import ContextLabels, Task
+from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.inputs import Gaussian
+from iclflow.tasks.task import ContextLabels, Task, require_task
 
 
-def population_moments(task: Task) -> Moments:
+def population_moments(task: AbstractTask) -> Moments:
     """The exact P → ∞ moments of the full features; Gaussian inputs, any law of the tasks."""
+    task = require_task(task, "population moments are")
     if not isinstance(task.inputs, Gaussian):
         raise ValueError(
             f"population moments of all blocks need Gaussian inputs, got "
@@ -34,8 +36,7 @@ def _moments(task: Task) -> Moments:
     token = size + outputs
     covariance, lengths = task.covariance, LengthMoments.of(task)
     quadratic = _token_covariance(task)
-    share = task.fixed_fraction
-    fourth = (1 - share) * task.tasks.fourth_moment() + share * extended_fourth(task.fixed_task)
+    fourth = task.tasks.fourth_moment()
 
     # E[C_ab C_cd] and E[C_ab] over the tasks.
     pairs = jnp.einsum("abij,cdkl,ijkl->abcd", quadratic, quadratic, fourth, optimize="optimal")

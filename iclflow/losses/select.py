@@ -1,12 +1,13 @@
 """`select`: the cheapest level of exactness that is exact for a model, and why."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import PRNGKeyArray
 
 from iclflow.losses import (
     AbstractFeatureMap,
     AbstractLoss,
+    AbstractPromptLoss,
     Features,
     FullFeatures,
     Moments,
@@ -15,12 +16,12 @@ from iclflow.losses import (
     Sequences,
     population_moments,
 )
-from iclflow.losses.features import features_bytes
+from iclflow.losses.features import Sizes, features_bytes
 from iclflow.losses.memory import RESERVE, available_bytes
 from iclflow.losses.moments import moments_bytes
-from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
-from iclflow.tasks.prompts import Progress
-from iclflow.tasks.task import Task
+from iclflow.models import AbstractModel
+from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.prompts import Progress, Prompts
 
 
 class Choice(NamedTuple):
@@ -32,7 +33,7 @@ class Choice(NamedTuple):
 
     def build(
         self,
-        task: Task,
+        task: AbstractTask,
         sequences: int | None,
         key: PRNGKeyArray,
         *,
@@ -45,38 +46,48 @@ class Choice(NamedTuple):
             return population_moments(task) if full else Population(task)
         if sequences is None:
             raise ValueError(f"the level {self.level!r} needs a number of sequences")
+        kind, options = self._kind()
+        return kind.sample(task, sequences, key, matched=matched, progress=progress, **options)
+
+    def of(self, prompts: Prompts, progress: Progress | None = None) -> AbstractLoss:
+        """The loss of given prompts at this level."""
+        kind, options = self._kind()
+        return kind.of(prompts, progress=progress, **options)
+
+    def _kind(self) -> tuple[type[AbstractPromptLoss], dict[str, Any]]:
         if self.level == "sequences":
-            return Sequences.sample(task, sequences, key, matched=matched, progress=progress)
-        sample = {"features": Features.sample, "moments": Moments.sample}[self.level]
-        return sample(
-            task, sequences, key, features=self.features, matched=matched, progress=progress
-        )
+            return Sequences, {}
+        kinds = {"features": Features, "moments": Moments}
+        return kinds[self.level], {"features": self.features}
 
 
 LEVELS = ("sequences", "features", "moments", "population")
 
 
-def select(task: Task, model: AbstractModel, sequences: int | None) -> Choice:
+def select(source: Sizes, model: AbstractModel, sequences: int | None) -> Choice:
     """The cheapest exact level for this model on `sequences` prompts (None: the population).
 
     It never crosses an approximate step by itself: finite data stay finite, trained blocks stay
-    trained. Softmax admits sequences only.
+    trained. A model that is linear in no fixed features, such as softmax, admits sequences only.
+
+    - `source`: the task, or a set of prompts.
     """
-    if not isinstance(model, AbstractLinearModel):
+    maps = (ReducedFeatures(), FullFeatures())
+    features = next((map_ for map_ in maps if map_.admits(model) is None), None)
+    if features is None:
+        reason = maps[-1].admits(model)
         if sequences is None:
             raise ValueError(
-                f"{type(model).__name__} has no population in closed form: its prediction is "
-                f"linear in no fixed features; give a number of sequences, for example 2000"
+                f"{type(model).__name__} has no population in closed form: {reason}; give a "
+                f"number of sequences, for example 2000"
             )
-        return Choice("sequences", "softmax is linear in no fixed features of the prompt")
-    full = model.blocks is Blocks.FULL
-    features = FullFeatures() if full else ReducedFeatures()
+        return Choice("sequences", "exact; it is linear in no fixed features of the prompt")
     if sequences is None:
         return Choice("population", "closed-form moments, no sampling error", features)
-    count = features.count(task)
+    count = features.count(source)
     room = RESERVE * available_bytes()
-    moments_fit = moments_bytes(task, features) < room
-    features_fit = features_bytes(task, sequences, features) < room
+    moments_fit = moments_bytes(source, features) < room
+    features_fit = features_bytes(source, sequences, features) < room
     # A step costs about 2 F² operations from moments and 4 P F from features.
     if moments_fit and (not features_fit or count <= 2 * sequences):
         reason = f"exact; a step costs {count}² whatever the {sequences} sequences and N"

@@ -1,21 +1,20 @@
 """The loss on the prompts themselves: the definition that every other level must agree with."""
 
-from typing import Self
+from typing import Any, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int
 
-from iclflow.losses.base import AbstractLoss
 from iclflow.losses.memory import require_memory
+from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractModel
 from iclflow.tasks.prompt import Prompt
-from iclflow.tasks.prompts import Progress, PromptSet
-from iclflow.tasks.task import Task
+from iclflow.tasks.prompts import AbstractPromptSet, Progress, Prompts, as_sets
 
 
-class Sequences(AbstractLoss):
+class Sequences(AbstractPromptLoss):
     """Mean squared error of the model run on every prompt; takes any model.
 
     Only the query's row of the attention map is computed: N times less work than the whole map.
@@ -25,26 +24,34 @@ class Sequences(AbstractLoss):
     lengths: tuple[int, ...] = eqx.field(static=True)
 
     @classmethod
-    def sample(
+    def of(
         cls,
-        task: Task,
-        sequences: int,
-        key: PRNGKeyArray,
+        prompts: Prompts,
         *,
-        matched: bool = False,
+        lengths: tuple[int, ...] | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """Draw and keep `sequences` prompts."""
-        token = task.size + task.outputs
+        """The loss of given prompts, which are kept.
+
+        - `prompts`: a stacked `Prompt`, a prompt set, or an iterable of stacked batches.
+        - `lengths`: pairs in the prefixes to average over; the set's own, or whole prompts.
+        - `progress(done, total)` is called when they are there.
+        """
+        sets = list(as_sets(prompts, lengths))
+        parts = [part.prompts() for part in sets]
+        whole = parts[0] if len(parts) == 1 else jax.tree.map(lambda *a: jnp.concatenate(a), *parts)
+        if progress is not None:
+            progress(whole.inputs.shape[0], whole.inputs.shape[0])
+        return cls(whole, sets[0].lengths)
+
+    @classmethod
+    def require_memory(cls, prompts: AbstractPromptSet, **options: Any) -> None:
+        tokens = prompts.context + 1
         require_memory(
-            4 * 8 * sequences * (task.context + 1) * token,
-            f"{sequences} sequences of {task.context + 1} tokens",
+            4 * 8 * prompts.count * tokens * (prompts.size + prompts.outputs),
+            f"{prompts.count} sequences of {tokens} tokens",
             "use Moments (linear models), or fewer sequences",
         )
-        prompts = PromptSet.sample(task, sequences, key, matched=matched).prompts()
-        if progress is not None:
-            progress(sequences, sequences)
-        return cls(prompts, task.lengths)
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         if self.lengths == (self.prompts.inputs.shape[1] - 1,):

@@ -9,10 +9,11 @@ from iclflow.losses.base import AbstractLoss
 from iclflow.losses.features import Features
 from iclflow.losses.sequences import Sequences
 from iclflow.models import AbstractModel
-from iclflow.tasks.distributions import TaskPool
+from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.prompt import Prompt
 from iclflow.tasks.prompts import PromptSet
 from iclflow.tasks.task import Task
+from iclflow.tasks.task_vectors import Pool
 
 
 class Minibatch(AbstractLoss):
@@ -45,7 +46,7 @@ class Fresh(AbstractLoss):
 
     stochastic = True
 
-    task: Task
+    task: AbstractTask
     evaluation: AbstractLoss
     size: int = eqx.field(static=True)
 
@@ -60,8 +61,7 @@ class Fresh(AbstractLoss):
         return self.evaluation.admits(model)
 
     def draw(self, key: PRNGKeyArray) -> AbstractLoss:
-        prompts = PromptSet(self.task, key, self.size)
-        return Sequences(prompts.prompts(), self.task.lengths)
+        return Sequences.of(PromptSet(self.task, key, self.size))
 
 
 class PoolPass(AbstractLoss):
@@ -76,17 +76,20 @@ class PoolPass(AbstractLoss):
     evaluation: AbstractLoss
 
     def __check_init__(self) -> None:
-        if not isinstance(self.task.tasks, TaskPool):
+        self._members()
+
+    def _members(self) -> Float[Array, "M O D"]:
+        if not isinstance(self.task.tasks, Pool):
             raise ValueError(
                 f"a pass over tasks needs a finite pool, got {type(self.task.tasks).__name__}; "
-                f"use Fresh, or tasks.pool(count, key)"
+                f"use Fresh, or tasks=Pool(...)"
             )
+        return self.task.tasks.members
 
     @property
     def size(self) -> int:
         """The number of tasks, and of prompts a step."""
-        assert isinstance(self.task.tasks, TaskPool)
-        return self.task.tasks.tasks.shape[0]
+        return self._members().shape[0]
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         return self.evaluation(model)
@@ -95,11 +98,10 @@ class PoolPass(AbstractLoss):
         return self.evaluation.admits(model)
 
     def draw(self, key: PRNGKeyArray) -> AbstractLoss:
-        assert isinstance(self.task.tasks, TaskPool)
-        members = self.task.tasks.tasks
+        members = self._members()
 
         def one(index: Array, member: Float[Array, "O D"]) -> Prompt:
-            draw = self.task.draw(jax.random.fold_in(key, index), False)
+            draw = self.task.draw(jax.random.fold_in(key, index))
             return self.task.prompt(eqx.tree_at(lambda d: d.task, draw, member))
 
         prompts = jax.vmap(one)(jnp.arange(members.shape[0]), members)

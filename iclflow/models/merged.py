@@ -9,7 +9,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from iclflow.linalg import contract
 from iclflow.models.base import AbstractAttention, AbstractInitialiser, Blocks, require_positive
-from iclflow.tasks.task import Task
+from iclflow.tasks.base import AbstractTask
 
 
 class Merged(AbstractAttention):
@@ -40,7 +40,7 @@ class Merged(AbstractAttention):
 
     @classmethod
     def initialiser(
-        cls, task: Task, *, heads: int, scale: ArrayLike, blocks: Blocks = Blocks.FROZEN
+        cls, task: AbstractTask, *, heads: int, scale: ArrayLike, blocks: Blocks = Blocks.FROZEN
     ) -> "MergedInitialiser":
         """key -> `Merged` with vᵢ ~ N(0, w²/H) and U entries ~ N(0, w²/(H D²)) (34)."""
         require_positive(heads=heads)
@@ -49,7 +49,7 @@ class Merged(AbstractAttention):
     @classmethod
     def linear_transformer(
         cls,
-        task: Task,
+        task: AbstractTask,
         *,
         scale: ArrayLike,
         query_scale: ArrayLike | None = None,
@@ -68,7 +68,7 @@ class Merged(AbstractAttention):
         if task.outputs != task.size:
             raise ValueError(
                 f"the linear transformer has as many outputs as inputs, got {task.outputs} and "
-                f"{task.size}; give tasks=CommutingTasks.of(basis)"
+                f"{task.size}; give tasks=Commuting()"
             )
         second = scale if query_scale is None else query_scale
         return LinearTransformerInitialiser(

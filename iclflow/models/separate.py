@@ -9,7 +9,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from iclflow.linalg import contract
 from iclflow.models.base import AbstractAttention, AbstractInitialiser, Blocks, require_positive
-from iclflow.tasks.task import Task
+from iclflow.tasks.base import AbstractTask
 
 
 class Separate(AbstractAttention):
@@ -52,7 +52,7 @@ class Separate(AbstractAttention):
     @classmethod
     def initialiser(
         cls,
-        task: Task,
+        task: AbstractTask,
         *,
         heads: int,
         rank: int = 1,

@@ -48,7 +48,7 @@ class Options:
         if self.out_dim != 1:
             raise ValueError(
                 f"--out_dim must be 1, as in every published run, got {self.out_dim}; for several "
-                f"outputs use iclflow.Task(outputs=...)"
+                f"outputs use iclflow.Task(tasks=Normal(outputs=...))"
             )
         if self.cubic_feat != (self.model == "mlp"):
             raise ValueError(

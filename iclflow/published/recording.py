@@ -14,9 +14,10 @@ import numpy as np
 from iclflow.losses import AbstractLoss, Moments, ReducedFeatures
 from iclflow.models import AbstractModel
 from iclflow.published.options import Options
-from iclflow.published.training import published_loss, published_task
+from iclflow.published.training import published_loss
 from iclflow.published.weights import from_published
 from iclflow.tasks.prompt import Normaliser, Prompt
+from iclflow.tasks.prompts import StackedPrompts
 
 WEIGHTS = {"attnM": ("kq", "value"), "attnS": ("key", "query", "value"), "mlp": ("fc1", "fc2")}
 TESTS = {"in_weight": "iwl", "in_context": "icl"}
@@ -146,4 +147,4 @@ def _loss(
     prompts = jax.vmap(lambda x, y, t: Prompt(x, y, t, None, normaliser))(
         jnp.asarray(x[:, :, :size]), jnp.asarray(labels), jnp.asarray(targets)
     )
-    return published_loss(prompts, published_task(options, jax.random.key(0)), model, lengths)
+    return published_loss(StackedPrompts(prompts, lengths), model)

@@ -1,17 +1,17 @@
 """Data and training of the published code, at the cheapest exact level."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from iclflow.dynamics import Descent
-from iclflow.losses import AbstractFeatureMap, AbstractLoss, Features, Moments, Sequences
+from iclflow.losses import AbstractLoss
 from iclflow.losses.select import select
 from iclflow.models import AbstractInitialiser, AbstractModel
 from iclflow.published.options import Options
@@ -19,11 +19,11 @@ from iclflow.published.weights import InitConvention, PublishedInitialiser, valu
 from iclflow.runs.record import OfModel
 from iclflow.runs.sweep import sweep
 from iclflow.tasks.prompt import Normaliser, Prompt
-from iclflow.tasks.prompts import PromptSet
+from iclflow.tasks.prompts import AbstractPromptSet, PromptSet
 from iclflow.tasks.spectra import named_spectrum
 from iclflow.tasks.task import ContextLabels, Task
+from iclflow.tasks.task_vectors import Mixture
 
-CHUNK_BYTES = 64 * 2**20  # features of one chunk of prompts
 Progress = Callable[[float, float], None]
 
 
@@ -39,10 +39,19 @@ def published_task(options: Options, key: PRNGKeyArray) -> Task:
         named_spectrum("white" if options.white_cov else "linear", size),
         options.context,
         rotation=None if options.white_cov else rotation,
-        fixed_task=fixed * math.sqrt(size) / jnp.linalg.norm(fixed),
+        tasks=Mixture(fixed=fixed * math.sqrt(size) / jnp.linalg.norm(fixed), fraction=0.0),
         lengths=options.lengths,
         normaliser=Normaliser.TOKENS if options.vary_len else Normaliser.NONE,
     )
+
+
+def with_label_targets(prompt: Prompt) -> Prompt:
+    """The prompt, whose shorter prefixes have the label itself as target, noise or not.
+
+    That is what the published code does at varying length.
+    """
+    targets = jnp.concatenate([prompt.labels[..., :-1, :], prompt.targets[..., -1:, :]], axis=-2)
+    return eqx.tree_at(lambda p: p.targets, prompt, targets)
 
 
 def prompt_set(task: Task, icl: float, count: int, key: PRNGKeyArray) -> PromptSet:
@@ -53,78 +62,23 @@ def prompt_set(task: Task, icl: float, count: int, key: PRNGKeyArray) -> PromptS
     icl = 0: context labels N(0, 1) noise, target w*ᵀx_q.
     """
     if icl == 1:
-        matched = PromptSet.sample(task.in_context(), count, key, matched=True)
+        drawn = PromptSet(task.in_context(), key, count, finish=with_label_targets).matched()
         unbiased = math.sqrt((count - 1) / count)  # `matched` divides by P
-        whitener = matched.matching.whitener * unbiased  # pyright: ignore
-        return eqx.tree_at(lambda s: s.matching.whitener, matched, whitener)
+        whitener = drawn.matching.whitener * unbiased  # pyright: ignore
+        return eqx.tree_at(lambda s: s.matching.whitener, drawn, whitener)
     if icl == 0:
-        return PromptSet.centred(task.in_weight(ContextLabels.NOISE), count, key)
-    fixed = 1 - int(count * icl) / count
-    return PromptSet.centred(task.replace(fixed_fraction=fixed), count, key)
-
-
-@eqx.filter_jit
-def _prompts(prompts: PromptSet, index: Int[Array, " P"]) -> Prompt:
-    return with_label_targets(jax.vmap(prompts.prompt)(index))
-
-
-def with_label_targets(prompts: Prompt) -> Prompt:
-    """Prompts whose shorter prefixes have the label itself as target, noise or not.
-
-    That is what the published code does at varying length.
-    """
-    targets = jnp.concatenate([prompts.labels[:, :-1], prompts.targets[:, -1:]], axis=1)
-    return eqx.tree_at(lambda p: p.targets, prompts, targets)
+        mixed = task.in_weight(ContextLabels.NOISE)
+    else:
+        fraction = jnp.asarray(1 - int(count * icl) / count)
+        mixed = eqx.tree_at(lambda t: t.tasks.fraction, task, fraction)
+    return PromptSet(mixed, key, count, finish=with_label_targets).centred()
 
 
 def published_loss(
-    prompts: PromptSet | Prompt,
-    task: Task,
-    model: AbstractModel,
-    lengths: tuple[int, ...],
-    progress: Progress | None = None,
+    prompts: AbstractPromptSet, model: AbstractModel, progress: Progress | None = None
 ) -> AbstractLoss:
     """The loss of given prompts at the cheapest level that is exact for the model."""
-    count = prompts.inputs.shape[0] if isinstance(prompts, Prompt) else prompts.count
-    choice = select(task.replace(lengths=lengths), model, count)
-
-    def batches(size: int) -> Iterator[Prompt]:
-        for begin in range(0, count, size):
-            index = jnp.arange(begin, min(begin + size, count))
-            if isinstance(prompts, Prompt):
-                yield jax.tree.map(lambda a, i=index: a[i], prompts)
-            else:
-                yield _prompts(prompts, index)
-            if progress is not None:
-                progress(float(min(begin + size, count)), float(count))
-
-    if choice.features is None or choice.level == "sequences":
-        (batch,) = batches(count)
-        return Sequences(batch, lengths)
-    row = 8 * len(lengths) * choice.features.count(task)
-    # Chunks of one size, so that all but perhaps the last compile once.
-    chunks = math.ceil(count / max(1, min(16384, CHUNK_BYTES // row)))
-    return _accumulate(batches(math.ceil(count / chunks)), lengths, choice.features, choice.level)
-
-
-def _accumulate(
-    batches: Iterator[Prompt], lengths: tuple[int, ...], map_: AbstractFeatureMap, level: str
-) -> AbstractLoss:
-    if level == "features":
-        parts = [Features.from_prompts(batch, lengths, map_) for batch in batches]
-        return jax.tree.map(lambda *a: jnp.concatenate(a), *parts)
-    total, count = None, 0
-    for batch in batches:
-        size = batch.inputs.shape[0]
-        part = jax.tree.map(lambda a, n=size: a * n, _moments(batch, lengths, map_))
-        total = part if total is None else jax.tree.map(jnp.add, total, part)
-        count += size
-    return jax.tree.map(lambda a: a / count, total)
-
-
-@eqx.filter_jit
-def _moments(batch: Prompt, lengths: tuple[int, ...], map_: AbstractFeatureMap) -> Moments:
-    return Moments.from_features(Features.from_prompts(batch, lengths, map_))
+    return select(prompts, model, prompts.count).of(prompts, progress)
 
 
 def descend(
@@ -167,13 +121,13 @@ def train(
     init = PublishedInitialiser(options, convention)
     model = init(jax.random.key(options.seed))
     prompts = prompt_set(task, options.icl, options.trainset_size, train_key)
-    loss = published_loss(prompts, task, model, options.lengths, sampling)
+    loss = published_loss(prompts, model, sampling)
     tests = {}
     if options.testset_size > 0:
         kinds = (("in_weight_loss", 0.0, weight_key), ("in_context_loss", 1.0, context_key))
         for name, icl, key in kinds:
-            prompts = prompt_set(task, icl, options.testset_size, key)
-            tests[name] = published_loss(prompts, task, model, (options.context,))
+            whole = task.replace(lengths=(options.context,))
+            tests[name] = published_loss(prompt_set(whole, icl, options.testset_size, key), model)
     settings = {"published": options, "init_convention": convention}
     dataset = descend(loss, init, options, tests, settings, progress)
     if options.vary_len or (options.softmax and options.model != "mlp"):

@@ -17,7 +17,7 @@ from iclflow.models import AbstractModel
 from iclflow.results.trajectory import Trajectory
 from iclflow.runs.record import Record, Recording, measure_after, resolve
 from iclflow.runs.record.quantities import MODELS
-from iclflow.tasks.task import Values
+from iclflow.tasks.base import Values
 
 SAVES = 200  # save points, unless they are chosen
 

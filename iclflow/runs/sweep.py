@@ -24,9 +24,9 @@ from iclflow.runs.plan import Batch, Entry, batches
 from iclflow.runs.record import Record, Recording, resolve
 from iclflow.runs.simulate import SAVES, warn_single_precision
 from iclflow.runs.store import Store
-from iclflow.tasks.task import Task, Values
+from iclflow.tasks.base import AbstractTask, Values
 
-Source = AbstractLoss | Task | Callable[[PRNGKeyArray], AbstractLoss]
+Source = AbstractLoss | AbstractTask | Callable[[PRNGKeyArray], AbstractLoss]
 SEEDS = 2**32  # seeds are whole numbers below
 
 
@@ -176,7 +176,7 @@ def _entries(
     index: tuple[int, ...], source: Any, init: Any, dynamics: Any, seeds: np.ndarray, vary: Vary
 ) -> list[Entry]:
     """The runs at one point of the grid: one entry, or one a seed where the data vary."""
-    loss = Population(source) if isinstance(source, Task) else source
+    loss = Population(source) if isinstance(source, AbstractTask) else source
     places = np.arange(len(seeds))
     weights = seeds if vary is not Vary.DATA else np.full_like(seeds, seeds[0])
     if vary is Vary.WEIGHTS:

@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
 from iclflow.dynamics import (
     AbstractDynamics,
@@ -30,11 +31,13 @@ from iclflow.models.registry import MODELS
 from iclflow.results.choices import require_choice
 from iclflow.results.trajectory import linear_steps
 from iclflow.runs.sweep import Vary
-from iclflow.tasks.distributions import INPUTS, CommutingTasks, named_inputs
+from iclflow.tasks.commuting import Commuting
+from iclflow.tasks.inputs import INPUTS, named_inputs
 from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.prompts import Progress
 from iclflow.tasks.spectra import named_spectrum
 from iclflow.tasks.task import ContextLabels, Task
+from iclflow.tasks.task_vectors import AbstractTaskVectors, Mixture, Normal, Pool
 
 OPTIMISERS = ("gd", "momentum", "adam")
 
@@ -142,35 +145,43 @@ class Settings:
                 raise ValueError(f"dim is {self.dim}, but {spectrum.size} eigenvalues were given")
             if self.trace is not None and spectrum.sum() > 0:
                 spectrum = spectrum * (self.trace / spectrum.sum())
-        size, vector = spectrum.size, MODELS[self.model].vector
-        if vector and (self.fixed_fraction > 0 or self.task_mean is not None):
-            raise ValueError(f"the model {self.model!r} has no fixed task and no task mean")
-        eigen_key, pool_key, fixed_key = jax.random.split(
-            jax.random.key(self.eigen_seed + seed_offset), 3
-        )
+        keys = jax.random.split(jax.random.key(self.eigen_seed + seed_offset), 3)
         require_choice("inputs", self.inputs.partition(":")[0], INPUTS)
-        drawn = self.pool is not None and not vector
-        fixed = jax.random.normal(fixed_key, (size,))
         task = Task(
             spectrum,
             self.context,
-            rotation=eigen_key if self.rotate else None,
+            rotation=keys[0] if self.rotate else None,
             inputs=named_inputs(self.inputs),
-            task_covariance=None if vector else self.task_covariance,
-            task_mean=self.task_mean,
-            pool=jax.random.normal(pool_key, (self.pool or 1, size)) if drawn else None,
-            outputs=size if vector else 1,
+            tasks=self._task_vectors(spectrum.size, keys[1], keys[2]),
             label_noise=self.noise,
             target_noise=self.target_noise,
-            fixed_fraction=self.fixed_fraction,
-            fixed_task=None if vector else fixed * jnp.sqrt(size) / jnp.linalg.norm(fixed),
             lengths=self.lengths,
             normaliser=Normaliser(self.normaliser),
         )
-        if not vector:
-            return task
-        tasks = CommutingTasks.of(task.basis, self.task_covariance)
-        return task.replace(tasks=tasks if self.pool is None else tasks.pool(self.pool, pool_key))
+        if isinstance(task.tasks, Commuting) and self.pool is not None:
+            return task.replace(tasks=task.tasks.pool(self.pool, keys[1]))
+        return task
+
+    def _task_vectors(
+        self, size: int, pool_key: PRNGKeyArray, fixed_key: PRNGKeyArray
+    ) -> AbstractTaskVectors:
+        """The law of the tasks; a pool of commuting ones is drawn when their basis is known."""
+        covariance = 1.0 if self.task_covariance is None else self.task_covariance
+        if MODELS[self.model].vector:
+            if self.fixed_fraction > 0 or self.task_mean is not None:
+                raise ValueError(f"the model {self.model!r} has no fixed task and no task mean")
+            return Commuting(covariance)
+        if self.pool is not None and (self.task_covariance, self.task_mean) != (None, None):
+            raise ValueError("give one of: a pool, or a task covariance and mean")
+        if self.pool is not None:
+            law = Pool(jax.random.normal(pool_key, (self.pool, size)))
+        else:
+            law = Normal(0.0 if self.task_mean is None else self.task_mean, covariance)
+        if self.fixed_fraction == 0:
+            return law
+        fixed = jax.random.normal(fixed_key, (size,))
+        fixed = fixed * jnp.sqrt(size) / jnp.linalg.norm(fixed)
+        return Mixture(law, fixed, fraction=self.fixed_fraction)
 
     def initialiser(self, task: Task) -> AbstractInitialiser:
         """The initialiser of the model, at scale `init`."""

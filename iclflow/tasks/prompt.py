@@ -31,13 +31,19 @@ class Prompt(eqx.Module):
     """A sequence of N + 1 points and the prefix of it that is shown.
 
     A prefix of length n is n labelled pairs followed by point n as the query; its label slot is
-    0 and its target is `targets[n]`. `length = None` is the whole sequence, n = N.
+    0 and its target is `targets[n]`. `length = None` is the whole sequence, n = N. Many prompts
+    are one with a leading axis on every array; properties are those of a single one.
+
+    - `inputs`: x, of the context and then of the query.
+    - `labels`: y as the context shows it.
+    - `targets`: y as the loss asks for it.
+    - `normaliser`: what linear attention divides by.
     """
 
-    inputs: Float[Array, "n D"]
-    labels: Float[Array, "n O"]
-    targets: Float[Array, "n O"]
-    length: Int[Array, ""] | None = None
+    inputs: Float[Array, "*P n D"]
+    labels: Float[Array, "*P n O"]
+    targets: Float[Array, "*P n O"]
+    length: Int[Array, "*P"] | None = None
     normaliser: Normaliser = eqx.field(static=True, default=Normaliser.PAIRS)
 
     @property

@@ -9,20 +9,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
-from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from iclflow.linalg import random_rotation, symmetric_power
-from iclflow.tasks.distributions import (
-    AbstractInputs,
-    AbstractTaskVectors,
-    Gaussian,
-    NormalTasks,
-    TaskPool,
-)
+from iclflow.linalg import random_rotation
+from iclflow.tasks.base import AbstractTask, Place, Values, require_within
+from iclflow.tasks.inputs import AbstractInputs, Gaussian
 from iclflow.tasks.prompt import Normaliser, Prompt
-
-Values = ArrayLike | Sequence[Any]  # what a constructor turns into an array
+from iclflow.tasks.task_vectors import AbstractTaskVectors, Normal
 
 
 class ContextLabels(enum.Enum):
@@ -46,7 +39,7 @@ class Draw(eqx.Module):
     target_noise: Float[Array, "n O"]
 
 
-class Task(eqx.Module):
+class Task(AbstractTask):
     """In-context linear regression: x ~ (0, Λ), W afresh for each prompt, y = W x.
 
     `Λ = E diag(λ) Eᵀ` with eigenvalues `spectrum` (largest first) and eigenvectors the columns
@@ -59,8 +52,6 @@ class Task(eqx.Module):
     tasks: AbstractTaskVectors
     label_noise: Float[Array, ""]
     target_noise: Float[Array, ""]
-    fixed_fraction: Float[Array, ""]
-    fixed_task: Float[Array, "O D"]
     context: int = eqx.field(static=True)
     lengths: tuple[int, ...] = eqx.field(static=True)
     normaliser: Normaliser = eqx.field(static=True)
@@ -74,14 +65,8 @@ class Task(eqx.Module):
         rotation: Float[Array, "D D"] | PRNGKeyArray | None = None,
         inputs: AbstractInputs | None = None,
         tasks: AbstractTaskVectors | None = None,
-        task_covariance: Values | None = None,
-        task_mean: Values | None = None,
-        pool: Values | None = None,
-        outputs: int = 1,
         label_noise: ArrayLike = 0.0,
         target_noise: ArrayLike = 0.0,
-        fixed_fraction: ArrayLike = 0.0,
-        fixed_task: Values | None = None,
         lengths: Sequence[int] | None = None,
         normaliser: Normaliser = Normaliser.PAIRS,
         context_labels: ContextLabels = ContextLabels.TASK,
@@ -93,14 +78,13 @@ class Task(eqx.Module):
         - `rotation`: the eigenvectors, as a matrix of columns or a key to draw them with; the
           coordinate axes if omitted.
         - `inputs`: the standardised law of x, `Gaussian()` if omitted.
-        - `task_covariance`, `task_mean`: of the rows of W (a list of D variances is taken along
-          the eigenvectors of Λ); or `pool` [M, D] (or [M, O, D]), a finite set of tasks; or
-          `tasks`, any distribution of them. Default N(0, I).
+        - `tasks`: the law of W: `Normal`, `Pool`, `Commuting`, or a `Mixture` with a fixed task;
+          `Normal()`, one output and N(0, I), if omitted.
         - `label_noise`, `target_noise`: standard deviations of the noise on context labels and
           on the target.
-        - `fixed_fraction`: share of prompts whose task is always `fixed_task` (|w*|² = D;
-          the sum of the eigenvectors if omitted).
         - `lengths`: average the loss over prefixes of these many pairs; `(context,)` if omitted.
+        - `normaliser`: what linear attention divides by.
+        - `context_labels`: what the labels in the context are.
         """
         spectrum = jnp.asarray(spectrum, dtype=float)
         if spectrum.ndim != 1 or spectrum.size == 0:
@@ -113,15 +97,9 @@ class Task(eqx.Module):
         if rotation is None:
             self.basis = _basis(None, size)
         self.inputs = Gaussian() if inputs is None else inputs
-        self.tasks = _task_vectors(tasks, task_covariance, task_mean, pool, outputs, self.basis)
+        self.tasks = (Normal() if tasks is None else tasks).bind(self.basis)
         self.label_noise = jnp.asarray(label_noise, dtype=float)
         self.target_noise = jnp.asarray(target_noise, dtype=float)
-        self.fixed_fraction = jnp.asarray(fixed_fraction, dtype=float)
-        outputs = self.tasks.dims[0]
-        if fixed_task is None:
-            self.fixed_task = jnp.broadcast_to(self.basis.sum(axis=1), (outputs, size))
-        else:
-            self.fixed_task = jnp.asarray(fixed_task, dtype=float).reshape(outputs, size)
         self.context = int(context)
         self.lengths = (self.context,) if lengths is None else tuple(int(n) for n in lengths)
         self.normaliser = normaliser
@@ -138,10 +116,9 @@ class Task(eqx.Module):
                 f"context lengths must lie between 1 and the context {self.context}, "
                 f"got {self.lengths}"
             )
-        _require("eigenvalues of the covariance", self.spectrum, lower=0.0)
-        _require("label noise (a standard deviation)", self.label_noise, lower=0.0)
-        _require("target noise (a standard deviation)", self.target_noise, lower=0.0)
-        _require("fixed fraction", self.fixed_fraction, lower=0.0, upper=1.0)
+        require_within("eigenvalues of the covariance", self.spectrum, lower=0.0)
+        require_within("label noise (a standard deviation)", self.label_noise, lower=0.0)
+        require_within("target noise (a standard deviation)", self.target_noise, lower=0.0)
 
     @classmethod
     def from_covariance(cls, covariance: Values, context: int, **options: Any) -> Self:
@@ -166,6 +143,8 @@ class Task(eqx.Module):
             raise ValueError(f"a Task has no field {sorted(unknown)}; it has {names}")
         if "context" in changes and "lengths" not in changes and self.lengths == (self.context,):
             changes["lengths"] = (int(changes["context"]),)
+        if "tasks" in changes:
+            changes["tasks"] = changes["tasks"].bind(changes.get("basis", self.basis))
         copy = object.__new__(type(self))
         for name in names:
             old = getattr(self, name)
@@ -184,7 +163,7 @@ class Task(eqx.Module):
     @property
     def outputs(self) -> int:
         """The number of outputs O."""
-        return self.fixed_task.shape[0]
+        return self.tasks.dims[0]
 
     @property
     def covariance(self) -> Float[Array, "D D"]:
@@ -192,41 +171,36 @@ class Task(eqx.Module):
         return (self.basis * self.spectrum[None, :]) @ self.basis.T
 
     def second_moment(self) -> Float[Array, "O D O D"]:
-        """`E[W ⊗ W]` of the task matrices, the fixed one included with its share."""
-        fixed = jnp.einsum("oc,pd->ocpd", self.fixed_task, self.fixed_task)
-        share = self.fixed_fraction
-        return (1 - share) * self.tasks.second_moment() + share * fixed
+        """`E[W ⊗ W]` of the task matrices."""
+        return self.tasks.second_moment()
 
     def symmetric(self) -> bool:
         """Whether (W, noise) has an even law, so that the zero blocks stay zero (App. C.1, E.1)."""
-        return self.tasks.symmetric() and float(self.fixed_fraction) == 0.0
+        return self.tasks.symmetric()
 
     def in_context(self) -> Self:
         """The in-context test task: every prompt has a random task vector."""
-        return self.replace(fixed_fraction=0.0, context_labels=ContextLabels.TASK)
+        return self.replace(tasks=self.tasks.in_context(), context_labels=ContextLabels.TASK)
 
     def in_weight(self, context_labels: ContextLabels = ContextLabels.TASK) -> Self:
-        """The in-weight test task: every target comes from the fixed task vector.
+        """The in-weight test task: every target comes from the fixed task vector of a `Mixture`.
 
         With `ContextLabels.NOISE` the context carries no information (the published code).
         """
-        return self.replace(fixed_fraction=1.0, context_labels=context_labels)
+        return self.replace(tasks=self.tasks.in_weight(), context_labels=context_labels)
 
-    def draw(self, key: PRNGKeyArray, fixed: Bool[Array, ""] | bool | None = None) -> Draw:
-        """Draw the numbers behind one prompt; `fixed` forces or forbids the fixed task."""
+    def draw(self, key: PRNGKeyArray, place: Place | None = None) -> Draw:
+        """Draw the numbers behind one prompt; `place` is that in a set with exact proportions."""
         points, outputs, size = self.context + 1, self.outputs, self.size
         # One block of normal numbers a prompt: random calls are what sampling costs to compile.
         normals = jax.random.normal(key, (points * (size + 2 * outputs) + outputs * size,))
         cuts = np.cumsum([points * size, points * outputs, points * outputs])
         inputs, noise, target_noise, task = jnp.split(normals, cuts)
-        input_key, task_key, fixed_key = jax.random.split(jax.random.fold_in(key, 1), 3)
-        z = self.inputs.from_normals(inputs.reshape(points, size), input_key)
-        if fixed is None:
-            fixed = jax.random.bernoulli(fixed_key, self.fixed_fraction)
-        drawn = self.tasks.from_normals(task.reshape(outputs, size), task_key)
+        keys = jax.random.split(jax.random.fold_in(key, 1), 3)
+        z = self.inputs.from_normals(inputs.reshape(points, size), keys[0])
         return Draw(
             inputs=(z * jnp.sqrt(self.spectrum)[None, :]) @ self.basis.T,
-            task=jnp.where(fixed, self.fixed_task, drawn),
+            task=self.tasks.from_normals(task.reshape(outputs, size), keys[1:], place),
             noise=noise.reshape(points, outputs),
             target_noise=target_noise.reshape(points, outputs),
         )
@@ -243,8 +217,20 @@ class Task(eqx.Module):
         return Prompt(draw.inputs, labels, targets, None, self.normaliser)
 
     def sample(self, key: PRNGKeyArray) -> Prompt:
-        """Draw one prompt of full length; `vmap` over keys for many."""
         return self.prompt(self.draw(key))
+
+    def sample_at(self, key: PRNGKeyArray, place: Place) -> Prompt:
+        return self.prompt(self.draw(jax.random.fold_in(key, place.index), place))
+
+
+def require_task(task: AbstractTask, what: str) -> Task:
+    """The task, refused with `ValueError` unless it is a linear regression."""
+    if not isinstance(task, Task):
+        raise ValueError(
+            f"{what} known in closed form for the linear regression of a Task, got "
+            f"{type(task).__name__}; sample prompts instead, for example Moments.sample"
+        )
+    return task
 
 
 @jax.jit  # one compilation for the set-up, not one an operation
@@ -263,46 +249,3 @@ def _basis(rotation: Any, size: int) -> Float[Array, "D D"]:
     if rotation.shape != (size, size):
         raise ValueError(f"the rotation must be {size} x {size}, got {rotation.shape}")
     return jnp.asarray(rotation, dtype=float)
-
-
-def _task_vectors(
-    tasks: AbstractTaskVectors | None,
-    covariance: Values | None,
-    mean: Values | None,
-    pool: Values | None,
-    outputs: int,
-    basis: Float[Array, "D D"],
-) -> AbstractTaskVectors:
-    size = basis.shape[0]
-    given = sum(option is not None for option in (tasks, pool))
-    if given + (covariance is not None or mean is not None) > 1:
-        raise ValueError("give one of: tasks, pool, or a task covariance and mean")
-    if tasks is not None:
-        return tasks
-    if pool is not None:
-        members = jnp.asarray(pool, dtype=float)
-        if members.size == 0 or members.shape[-1] != size or members.ndim not in (2, 3):
-            raise ValueError(f"a task pool must be [M, {size}] with M > 0, got {members.shape}")
-        return TaskPool(members.reshape(members.shape[0], -1, size))
-    mean = np.zeros((outputs, size)) if mean is None else mean
-    rows = jnp.broadcast_to(jnp.asarray(mean, dtype=float), (outputs, size))
-    if covariance is None:
-        return NormalTasks(rows, _basis(None, size), _basis(None, size))
-    matrix = jnp.asarray(covariance, dtype=float)
-    if matrix.ndim == 1:
-        matrix = (basis * matrix[None, :]) @ basis.T
-    if matrix.shape != (size, size):
-        raise ValueError(f"the task covariance must be {size} x {size}, got {matrix.shape}")
-    _require("eigenvalues of the task covariance", jnp.linalg.eigvalsh(matrix), lower=-1e-12)
-    return NormalTasks(rows, matrix, symmetric_power(matrix, 0.5))
-
-
-def _require(name: str, values: Array, lower: float = -np.inf, upper: float = np.inf) -> None:
-    """Raise `ValueError` unless all values are finite and within bounds (skipped while tracing)."""
-    if isinstance(values, Tracer):
-        return
-    found = np.asarray(values)
-    bad = found[~(np.isfinite(found) & (found >= lower) & (found <= upper))]
-    if bad.size:
-        need = f"at least {lower:g}" if np.isinf(upper) else f"between {lower:g} and {upper:g}"
-        raise ValueError(f"the {name} must be finite and {need}, got {bad.flat[0]:g}")

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from iclflow.diagnosis.identify.prompts import Prompts
-from iclflow.diagnosis.identify.space import known_mean
+from iclflow.diagnosis.identify.prompts import draw_prompts, each, predict, predict_stacked
 from iclflow.losses.population import LengthMoments
-from iclflow.tasks.distributions import NormalTasks, TaskPool
+from iclflow.tasks.prompts import StackedPrompts
 from iclflow.tasks.task import Task
+from iclflow.tasks.task_vectors import Normal, Pool
 from iclflow.theory import (
     AbstractPredictor,
     GradientDescent,
@@ -37,41 +37,42 @@ def candidates(task: Task, *, sequences: int = 2000, seed: int = 0) -> dict[str,
     has the ρ, and steps of gradient descent the rate, with the least loss: no candidate is fitted
     to the model, since ridge with a free ρ passes from least squares to zero, near everything.
     """
-    inside = task.in_context() if float(task.fixed_fraction) > 0 else task
+    mixed = task.tasks.mixed()
+    inside = task.in_context() if mixed else task
     modes = Modes.of(inside)
     found: dict[str, AbstractPredictor] = {"zero": zero_predictor(inside)}
     whole = [group[-1] + 1 for group in modes.groups()]
     for m in range(1, modes.rank + 1):
-        if float(task.fixed_fraction) > 0 and m not in whole:
+        if mixed and m not in whole:
             continue
         name = LEAST_SQUARES if m == modes.rank else f"PCR-{m}"
         found[name] = principal_component_regression(modes, m)
-    if float(task.fixed_fraction) > 0:
+    if mixed:
         found["in-weight w*"] = InWeight.of(task)
-    mean = known_mean(task)
-    if mean is not None and float(jnp.abs(mean).max()) > 0:
+    mean = task.tasks.mean
+    if float(jnp.abs(mean).max()) > 0:
         shrunk = "in-weight w*, shrunk to E[w]" if "in-weight w*" in found else "in-weight E[w]"
         found[shrunk] = InWeight(mean)
     found["ordinary least squares"] = OrdinaryLeastSquares()
-    if isinstance(task.tasks, NormalTasks | TaskPool):
-        name = "dMMSE (= Bayes)" if isinstance(task.tasks, TaskPool) else "Bayes"
+    if isinstance(task.tasks.in_context(), Normal | Pool):
+        name = "dMMSE (= Bayes)" if isinstance(task.tasks.in_context(), Pool) else "Bayes"
         found[name] = bayes_predictor(task)
     found["gradient descent, 1 step"] = gradient_step(inside)
-    prompts = Prompts.of(inside, sequences, seed)
+    prompts = draw_prompts(inside, sequences, seed)
     found["ridge"] = _best_ridge(inside, prompts)
     for steps in DESCENT_STEPS:
         found[f"gradient descent, {steps} steps"] = _best_descent(inside, steps, prompts)
     return _merge(found, prompts)
 
 
-def _best_descent(task: Task, steps: int, prompts: Prompts) -> GradientDescent:
+def _best_descent(task: Task, steps: int, prompts: StackedPrompts) -> GradientDescent:
     """`steps` steps of plain descent at the rate with the least loss on the prompts."""
     largest = float(task.spectrum[0]) * LengthMoments.of(task).pairs
     rates = jnp.geomspace(0.05, 2.0, 40) / (largest if largest > 0 else 1.0)
     identity = jnp.eye(task.size)
     stacked = jax.vmap(lambda rate: GradientDescent(rate * identity, steps))(rates)
-    targets = prompts.each(lambda prompt: prompt.target[0])
-    losses = jnp.mean((prompts.predict_stacked(stacked) - targets[None]) ** 2, axis=1)
+    targets = each(prompts, lambda prompt: prompt.target[0])
+    losses = jnp.mean((predict_stacked(prompts, stacked) - targets[None]) ** 2, axis=1)
     return GradientDescent(rates[jnp.argmin(losses)] * identity, steps)
 
 
@@ -82,22 +83,24 @@ def ridges_of(task: Task) -> Float[np.ndarray, " K"]:
     return np.concatenate([[float(task.label_noise) ** 2], grid])
 
 
-def _best_ridge(task: Task, prompts: Prompts) -> Ridge:
+def _best_ridge(task: Task, prompts: StackedPrompts) -> Ridge:
     """Ridge regression at the ρ with the least loss on the prompts; σ² unless 1% is gained."""
     ridges = ridges_of(task)
-    targets = np.asarray(prompts.each(lambda prompt: prompt.target[0]))
-    losses = [np.mean((np.asarray(prompts.predict(Ridge(r))) - targets) ** 2) for r in ridges]
+    targets = np.asarray(each(prompts, lambda prompt: prompt.target[0]))
+    losses = [np.mean((np.asarray(predict(prompts, Ridge(r))) - targets) ** 2) for r in ridges]
     best = int(np.argmin(np.asarray(losses)))
     return Ridge(ridges[best if losses[best] < 0.99 * losses[0] else 0])
 
 
-def _merge(found: dict[str, AbstractPredictor], prompts: Prompts) -> dict[str, AbstractPredictor]:
+def _merge(
+    found: dict[str, AbstractPredictor], prompts: StackedPrompts
+) -> dict[str, AbstractPredictor]:
     """One candidate for all that predict the same; the first gives the name."""
     kept: dict[str, AbstractPredictor] = {}
     seen: list[np.ndarray] = []
-    size = float(jnp.sqrt(jnp.mean(prompts.each(lambda prompt: prompt.target[0]) ** 2)))
+    size = float(jnp.sqrt(jnp.mean(each(prompts, lambda prompt: prompt.target[0]) ** 2)))
     for name, predictor in found.items():
-        values = np.asarray(prompts.predict(predictor))
+        values = np.asarray(predict(prompts, predictor))
         gaps = [np.sqrt(np.mean((values - other) ** 2)) for other in seen]
         twin = int(np.argmin(gaps)) if gaps and min(gaps) <= SAME * size else None
         if twin is None:

@@ -9,10 +9,16 @@ import xarray as xr
 from jaxtyping import Float
 
 from iclflow.diagnosis.identify.candidates import candidates, ridges_of
-from iclflow.diagnosis.identify.prompts import Prompts, own_predictions
+from iclflow.diagnosis.identify.prompts import (
+    draw_prompts,
+    own_predictions,
+    predict,
+    predict_stacked,
+)
 from iclflow.diagnosis.identify.space import feature_space
 from iclflow.losses import Population
 from iclflow.models import AbstractLinearModel, AbstractModel, Softmax
+from iclflow.tasks.prompts import StackedPrompts
 from iclflow.tasks.task import Task
 from iclflow.theory import InWeight, LinearPredictor, Modes, Ridge
 
@@ -42,18 +48,19 @@ def identify(
         raise ValueError(f"algorithms are identified for one output, this task has {task.outputs}")
     test = task if on is None else on
     given = candidates(task, sequences=sequences, seed=seed) if among is None else dict(among)
-    prompts = Prompts.of(test, sequences, seed)
+    prompts = draw_prompts(test, sequences, seed)
     unit = float(Population(test).power) - float(test.target_noise) ** 2
     if unit <= 0:
         raise ValueError("all labels of this task are zero, so every algorithm is the same")
-    modes = Modes.of(task.in_context() if float(task.fixed_fraction) > 0 else task)
+    mixed = task.tasks.mixed()
+    modes = Modes.of(task.in_context() if mixed else task)
     space = feature_space(models, test)
     own = np.asarray(own_predictions(models, space, prompts))
-    rotates = float(task.fixed_fraction) == 0  # towards w* any turn would look like in-weight
     squared, exact = {}, {}
     for name, predictor in given.items():
         turned = None
-        if among is None and rotates and name.startswith("PCR-"):
+        # Towards w* any turn would look like in-weight.
+        if among is None and not mixed and name.startswith("PCR-"):
             turned = _rotated_components(int(name[4:].partition(" ")[0]), models, modes)
         exact[name] = space is not None and isinstance(predictor, LinearPredictor | InWeight)
         if exact[name]:
@@ -61,7 +68,7 @@ def identify(
             squared[name] = space.squared_distances(models, turned or predictor, turned is not None)
         else:
             stacked = (
-                prompts.predict_stacked(turned) if turned else prompts.predict(predictor)[None]
+                predict_stacked(prompts, turned) if turned else predict(prompts, predictor)[None]
             )
             squared[name] = np.mean((own - np.asarray(stacked)) ** 2, axis=1)
     ridge_squared, ridge = _nearest_ridge(own, task, prompts)
@@ -100,11 +107,11 @@ def best_match(
 
 
 def _nearest_ridge(
-    own: Float[np.ndarray, "T P"], task: Task, prompts: Prompts
+    own: Float[np.ndarray, "T P"], task: Task, prompts: StackedPrompts
 ) -> tuple[Float[np.ndarray, " T"], Float[np.ndarray, " T"]]:
     """The squared distance to the ridge regression nearest to each model, and its ρ."""
     ridges = ridges_of(task)
-    theirs = [np.asarray(prompts.predict(Ridge(ridge))) for ridge in ridges]
+    theirs = [np.asarray(predict(prompts, Ridge(ridge))) for ridge in ridges]
     squared = np.stack([np.mean((own - row[None]) ** 2, axis=1) for row in theirs])
     best = np.argmin(squared, axis=0)
     return squared[best, np.arange(own.shape[0])], ridges[best]

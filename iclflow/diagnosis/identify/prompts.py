@@ -11,7 +11,9 @@ from jaxtyping import Array, Float
 
 from iclflow.diagnosis.identify.space import Space
 from iclflow.models import AbstractModel
-from iclflow.tasks.prompt import Prompt, map_prefixes
+from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.prompts import PromptSet, StackedPrompts
 from iclflow.tasks.task import Task
 
 
@@ -35,45 +37,42 @@ def shifted(
     return task.replace(spectrum=eigenvalues * scale**2, **changes)
 
 
-class Prompts(eqx.Module):
-    """One set of sampled prompts, on which predictors are compared."""
+def draw_prompts(task: AbstractTask, sequences: int, seed: int) -> StackedPrompts:
+    """One set of independent prompts, on which predictors are compared."""
+    drawn = PromptSet(task, jax.random.key(seed), sequences, exact=False)
+    return StackedPrompts(drawn.prompts(), task.lengths)
 
-    drawn: Prompt
-    lengths: tuple[int, ...] = eqx.field(static=True)
 
-    @classmethod
-    @eqx.filter_jit
-    def of(cls, task: Task, sequences: int, seed: int) -> "Prompts":
-        """Draw the prompts."""
-        keys = jax.random.split(jax.random.key(seed), sequences)
-        return cls(jax.vmap(task.sample)(keys), task.lengths)
+def each(
+    prompts: StackedPrompts, function: Callable[[Prompt], Float[Array, ""]]
+) -> Float[Array, " P"]:
+    """A function of every prefix of every prompt, in a row."""
+    return prompts.prefixes(function, jnp.arange(prompts.count)).reshape(-1)
 
-    def each(self, function: Callable[[Prompt], Float[Array, ""]]) -> Float[Array, " P"]:
-        """A function of every prefix of every prompt, in a row."""
-        return jax.vmap(lambda p: map_prefixes(function, p, self.lengths))(self.drawn).reshape(-1)
 
-    @eqx.filter_jit
-    def predict(self, predictor: AbstractModel) -> Float[Array, " P"]:
-        """The predictions of one predictor."""
-        return self.each(lambda prompt: predictor(prompt)[0])
+@eqx.filter_jit
+def predict(prompts: StackedPrompts, predictor: AbstractModel) -> Float[Array, " P"]:
+    """The predictions of one predictor."""
+    return each(prompts, lambda prompt: predictor(prompt)[0])
 
-    @eqx.filter_jit
-    def predict_stacked(self, models: AbstractModel) -> Float[Array, "T P"]:
-        """The predictions of models with a leading axis, one after another."""
-        return jax.lax.map(self.predict, models)
+
+@eqx.filter_jit
+def predict_stacked(prompts: StackedPrompts, models: AbstractModel) -> Float[Array, "T P"]:
+    """The predictions of models with a leading axis, one after another."""
+    return jax.lax.map(lambda model: predict(prompts, model), models)
 
 
 @eqx.filter_jit
 def own_predictions(
-    models: AbstractModel, space: Space | None, prompts: Prompts
+    models: AbstractModel, space: Space | None, prompts: StackedPrompts
 ) -> Float[Array, "T P"]:
     """Predictions of the models: a product with the features where they are linear in them."""
     if space is None:
-        return prompts.predict_stacked(models)
+        return predict_stacked(prompts, models)
 
     def features(prompt: Prompt) -> Float[Array, " F"]:
         return jnp.outer(space.map.statistic(prompt), prompt.query).reshape(-1)
 
-    rows = jax.vmap(lambda p: map_prefixes(features, p, prompts.lengths))(prompts.drawn)
+    rows = prompts.prefixes(features, jnp.arange(prompts.count))
     weights = jax.vmap(space.vector)(models)[:, : rows.shape[-1]]
     return weights @ rows.reshape(-1, rows.shape[-1]).T

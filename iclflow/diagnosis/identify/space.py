@@ -10,10 +10,9 @@ from iclflow.linalg import gaussian_moment, packed_pairs
 from iclflow.losses import FullFeatures, Population, ReducedFeatures, population_moments
 from iclflow.losses.population import LengthMoments
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
-from iclflow.tasks.distributions import Gaussian
+from iclflow.tasks.inputs import Gaussian
 from iclflow.tasks.task import ContextLabels, Task
 from iclflow.theory import InWeight
-from iclflow.theory.algorithms.linear import mean_task
 
 FULL_LIMIT = 4096  # features whose moments are worth the memory
 
@@ -54,10 +53,10 @@ def feature_space(models: AbstractModel, task: Task) -> Space | None:
     """The space in which the models and the linear candidates are vectors, if it is known."""
     if not isinstance(models, AbstractLinearModel):
         return None
-    mean = known_mean(task)
+    mean = task.tasks.mean
     full = models.blocks is Blocks.FULL
     count = (FullFeatures() if full else ReducedFeatures()).count(task)
-    if mean is None or count > FULL_LIMIT or (full and not isinstance(task.inputs, Gaussian)):
+    if count > FULL_LIMIT or (full and not isinstance(task.inputs, Gaussian)):
         return None
     if task.context_labels is ContextLabels.NOISE:
         mean = jnp.zeros_like(mean)
@@ -86,11 +85,3 @@ def _full_cross(task: Task, mean: Float[Array, " D"]) -> Float[Array, "F D"]:
     four = gaussian_moment(padded, jnp.zeros(size + 1), a, b, c, d)
     both = lengths.pairs * token[a, b] * covariance[c, d] + lengths.query * four
     return both.reshape(-1, size)
-
-
-def known_mean(task: Task) -> Float[Array, "O D"] | None:
-    """E[w], where it is known in closed form."""
-    try:
-        return mean_task(task)
-    except ValueError:
-        return None

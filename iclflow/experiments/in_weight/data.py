@@ -25,6 +25,7 @@ from iclflow.models import Blocks, Merged
 from iclflow.runs.simulate import simulate
 from iclflow.runs.sweep import draw_model
 from iclflow.tasks.task import ContextLabels, Task
+from iclflow.tasks.task_vectors import Mixture
 from iclflow.theory.fixed_points.levels import plateau_losses
 
 __all__ = ["claims_fig5", "claims_fig10", "compute_fig5", "compute_fig10"]
@@ -70,7 +71,10 @@ def compute_fig10(*, quick: bool = False, progress: Progress | None = None) -> x
 def portion_task(portion: float, context_labels: ContextLabels = ContextLabels.TASK) -> Task:
     """The training task; the fixed task vector has |w*|² = D."""
     return Task(
-        np.full(SIZE, 1 / SIZE), CONTEXT, fixed_fraction=portion, context_labels=context_labels
+        np.full(SIZE, 1 / SIZE),
+        CONTEXT,
+        tasks=Mixture(fraction=portion),
+        context_labels=context_labels,
     )
 
 

@@ -21,7 +21,7 @@ from iclflow.dynamics.stabilised import StabilisedFlow
 from iclflow.experiments.base import Claim, Progress, near
 from iclflow.experiments.four_inputs import CONTEXT, DATA_KEY, four_input_task
 from iclflow.experiments.runs import Variable, labelled
-from iclflow.losses import AbstractLoss, Features, Moments, ReducedFeatures, Sequences
+from iclflow.losses import AbstractLoss, Moments, ReducedFeatures, Sequences
 from iclflow.models import AbstractInitialiser, AbstractModel, Merged, Separate
 from iclflow.models.softmax import SoftmaxInitialiser
 from iclflow.runs.simulate import simulate
@@ -87,15 +87,13 @@ def in_fours(task: Task, sequences: int, key: PRNGKeyArray) -> Sequences:
         images.append([a * sign for a, sign in zip(arrays, signs, strict=True)])
     whole = [jnp.asarray(np.concatenate(part)) for part in zip(*images, strict=True)]
     prompts = eqx.tree_at(lambda p: (p.inputs, p.labels, p.targets), prompts, whole)
-    return Sequences(prompts, base.lengths)
+    return Sequences.of(prompts, lengths=base.lengths)
 
 
 @eqx.filter_jit
 def _moments(sequences: Sequences) -> Moments:
     """What linear attention needs of the same sequences."""
-    return Moments.from_features(
-        Features.from_prompts(sequences.prompts, sequences.lengths, ReducedFeatures())
-    )
+    return Moments.of(sequences.prompts, lengths=sequences.lengths, features=ReducedFeatures())
 
 
 def _keys(seeds: Sequence[int]) -> Key[Array, " seeds"]:

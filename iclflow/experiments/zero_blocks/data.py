@@ -15,8 +15,7 @@ from iclflow.dynamics import Descent
 from iclflow.dynamics.sharpness import reference_minimum
 from iclflow.experiments.base import Claim, Progress, near
 from iclflow.experiments.runs import Variable, labelled
-from iclflow.losses import Features, FullFeatures, Moments
-from iclflow.losses.features import extract
+from iclflow.losses import Moments
 from iclflow.models import Blocks, Merged
 from iclflow.runs.simulate import simulate
 from iclflow.runs.sweep import draw_model
@@ -61,10 +60,8 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
 @eqx.filter_jit
 def _moments(task: Task, counts: tuple[int, ...], key: PRNGKeyArray) -> Moments:
     """Datasets of each size; the prompts of a smaller one are the first ones of the largest."""
-    map_ = FullFeatures()
-    parts = extract(PromptSet.sample(task, counts[-1], key), map_, jnp.arange(counts[-1]))
-    features = Features(*parts, map_)
-    found = [Moments.from_features(features.take(jnp.arange(count))) for count in counts]
+    prompts = PromptSet.sample(task, counts[-1], key).prompts()
+    found = [Moments.of(jax.tree.map(lambda a, n=count: a[:n], prompts)) for count in counts]
     return jax.tree.map(lambda *a: jnp.stack(a), *found)
 
 

@@ -23,10 +23,10 @@ class FixedPointDistance(eqx.Module):
     @classmethod
     def of(cls, source: Task | Population | Modes) -> "FixedPointDistance":
         """The distance to the fixed points of a task (on concrete numbers)."""
-        if isinstance(source, Task) and float(source.fixed_fraction) > 0:
+        if isinstance(source, Task) and source.tasks.mixed():
             raise ValueError(
-                "the fixed points are those of a task without w*, this one has the fixed fraction "
-                f"{float(source.fixed_fraction):g}; leave fixed_point_distance out"
+                "the fixed points are those of a task without w*, this one has a mixture with it; "
+                "leave fixed_point_distance out"
             )
         modes = Modes.of(source)
         return cls(modes, modes.groups())

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from iclflow.models import AbstractModel
-from iclflow.tasks.distributions import NormalTasks, TaskPool
+from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.prompt import Prompt
-from iclflow.tasks.task import ContextLabels, Task
-from iclflow.theory.algorithms.linear import AbstractPredictor, InWeight, mean_task
+from iclflow.tasks.task import ContextLabels, Task, require_task
+from iclflow.tasks.task_vectors import Mixture, Normal, Pool
+from iclflow.theory.algorithms.linear import AbstractPredictor, InWeight
 from iclflow.theory.algorithms.monte_carlo import Estimate, monte_carlo_loss, monte_carlo_mean
 from iclflow.theory.algorithms.regression import context_pairs, regularised_solution
 
@@ -117,30 +118,28 @@ class MixtureBayes(AbstractPredictor):
         raise ValueError(NO_CLOSED_FORM)
 
 
-def bayes_predictor(task: Task) -> AbstractPredictor:
+def bayes_predictor(task: AbstractTask) -> AbstractPredictor:
     """The best predictor there is for a task: E[y_q | prompt], whatever the law of the inputs."""
+    task = require_task(task, "the posterior is")
+    law, noise = task.tasks, task.label_noise
     if task.context_labels is ContextLabels.NOISE:
-        return InWeight(mean_task(task))  # the labels say nothing
-    fraction = float(task.fixed_fraction)
-    if fraction == 1.0:
-        return InWeight(task.fixed_task)
-    match task.tasks:
-        case NormalTasks():
-            normal = NormalBayes(task.tasks.mean, task.tasks.root, task.label_noise)
-            if fraction == 0.0:
-                return normal
-            return MixtureBayes(normal, task.fixed_task, task.fixed_fraction)
-        case TaskPool():
-            pool = task.tasks.tasks
-            count = pool.shape[0]
-            prior = jnp.full(count, (1 - fraction) / count, pool.dtype)
-            if fraction > 0.0:
-                pool = jnp.concatenate([pool, task.fixed_task[None]])
-                prior = jnp.concatenate([prior, task.fixed_fraction[None]])
-            return PoolBayes(pool, prior, task.label_noise)
-        case _:
+        return InWeight(law.mean)  # the labels say nothing
+    share = law.fraction if isinstance(law, Mixture) else jnp.zeros(())
+    if float(share) == 1.0:
+        return InWeight.of(task)
+    match law.in_context():
+        case Normal(mean=mean, root=root) if root is not None:
+            normal = NormalBayes(mean, root, noise)
+            return MixtureBayes(normal, law.in_weight().mean, share) if law.mixed() else normal
+        case Pool(members=pool):
+            prior = jnp.full(len(pool), (1 - float(share)) / len(pool), pool.dtype)
+            if law.mixed():
+                pool = jnp.concatenate([pool, law.in_weight().mean[None]])
+                prior = jnp.concatenate([prior, share[None]])
+            return PoolBayes(pool, prior, noise)
+        case other:
             raise ValueError(
-                f"the posterior of {type(task.tasks).__name__} is not known; Bayes-optimal "
+                f"the posterior of {type(other).__name__} is not known; Bayes-optimal "
                 f"prediction covers normal task vectors and finite pools"
             )
 
@@ -159,8 +158,9 @@ def bayes_loss(task: Task, sequences: int, key: PRNGKeyArray) -> Estimate:
     return monte_carlo_mean(_conditional_risk, predictor, task, sequences, key)
 
 
-def _conditional_risk(bayes: AbstractModel, task: Task, prompt: Prompt) -> Float[Array, ""]:
+def _conditional_risk(bayes: AbstractModel, task: AbstractTask, prompt: Prompt) -> Float[Array, ""]:
     assert isinstance(bayes, NormalBayes)
+    assert isinstance(task, Task)
     risk = jnp.sum(bayes.posterior_covariance(prompt) * task.covariance)
     # A variance: what rounding leaves below zero is zero.
     return task.outputs * (jnp.maximum(risk, 0.0) + task.target_noise**2)

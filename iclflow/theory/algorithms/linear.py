@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, Float
 from iclflow.linalg import symmetric_power
 from iclflow.losses import Population
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
-from iclflow.tasks.distributions import NormalTasks, TaskPool
+from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.prompt import Prompt
 from iclflow.tasks.task import Task
 from iclflow.theory.fixed_points.modes import Modes
@@ -61,18 +61,18 @@ class LinearPredictor(AbstractLinearModel, AbstractPredictor):
         return Population(task)(self)
 
 
-def _population(source: Task | Population) -> Population:
-    return Population(source) if isinstance(source, Task) else source
+def _population(source: AbstractTask | Population) -> Population:
+    return Population(source) if isinstance(source, AbstractTask) else source
 
 
-def zero_predictor(source: Task | Population) -> LinearPredictor:
+def zero_predictor(source: AbstractTask | Population) -> LinearPredictor:
     """ŷ = 0, what a model at the first plateau does; its loss is E[y²]."""
     population = _population(source)
     outputs, size = population.cross.shape[0], population.covariance.shape[0]
     return LinearPredictor(jnp.zeros((outputs, outputs, size, size), population.cross.dtype))
 
 
-def least_squares(source: Task | Population) -> LinearPredictor:
+def least_squares(source: AbstractTask | Population) -> LinearPredictor:
     """M = B⁺ G Λ⁺: the best predictor linear in β x_qᵀ, which the paper calls least squares (16).
 
     For the paper's task M = (Λ + (Λ + tr(Λ) I)/N)⁻¹. It is least squares only as N → ∞ (then
@@ -90,7 +90,7 @@ def least_squares(source: Task | Population) -> LinearPredictor:
 
 
 def principal_component_regression(
-    source: Task | Population | Modes, components: int
+    source: AbstractTask | Population | Modes, components: int
 ) -> LinearPredictor:
     """βᵀ Σ_{d≤m} (λ_d/a_d) e_d e_dᵀ x_q (27): what attention does on its m-th plateau.
 
@@ -107,7 +107,7 @@ def principal_component_regression(
 
 
 def gradient_step(
-    source: Task | Population,
+    source: AbstractTask | Population,
     *,
     rate: ArrayLike | None = None,
     preconditioner: Float[Array, "D D"] | None = None,
@@ -142,8 +142,8 @@ class InWeight(AbstractPredictor):
 
     @classmethod
     def of(cls, task: Task) -> "InWeight":
-        """The predictor that knows the fixed task w* by heart."""
-        return cls(task.fixed_task)
+        """The predictor that knows the fixed task w* of a mixture by heart."""
+        return cls(task.tasks.in_weight().mean)
 
     def __call__(self, prompt: Prompt) -> Float[Array, " O"]:
         return self.task_matrix @ prompt.query
@@ -152,20 +152,5 @@ class InWeight(AbstractPredictor):
         """E[y²] - 2 tr(W Λ E[W_task]ᵀ) + tr(W Λ Wᵀ)."""
         power = Population(task).power
         product = self.task_matrix @ task.covariance
-        cross = jnp.sum(product * mean_task(task))
+        cross = jnp.sum(product * task.tasks.mean)
         return power - 2 * cross + jnp.sum(product * self.task_matrix)
-
-
-def mean_task(task: Task) -> Float[Array, "O D"]:
-    """E[W] of the task matrices, the fixed one included with its share."""
-    match task.tasks:
-        case NormalTasks():
-            mean = task.tasks.mean
-        case TaskPool():
-            mean = task.tasks.tasks.mean(axis=0)
-        case _:
-            raise ValueError(
-                f"the mean of {type(task.tasks).__name__} is not known in closed form; "
-                f"use `monte_carlo_loss`"
-            )
-    return (1 - task.fixed_fraction) * mean + task.fixed_fraction * task.fixed_task

@@ -3,15 +3,16 @@
 from collections.abc import Callable
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from iclflow.models import AbstractModel
-from iclflow.tasks.prompt import Prompt, map_prefixes
-from iclflow.tasks.task import Task
+from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.prompts import PromptSet
 
 CHUNK = 4096  # prompts at a time: bounded memory
+Quantity = Callable[[AbstractModel, AbstractTask, Prompt], Float[Array, ""]]
 
 
 class Estimate(eqx.Module):
@@ -22,45 +23,39 @@ class Estimate(eqx.Module):
 
 
 def monte_carlo_loss(
-    predictor: AbstractModel, task: Task, sequences: int, key: PRNGKeyArray
+    predictor: AbstractModel, task: AbstractTask, sequences: int, key: PRNGKeyArray
 ) -> Estimate:
     """E(y_q - ŷ_q)² on `sequences` fresh prompts, averaged over the task's context lengths."""
     return monte_carlo_mean(_squared_error, predictor, task, sequences, key)
 
 
-def _squared_error(predictor: AbstractModel, task: Task, prompt: Prompt) -> Float[Array, ""]:
+def _squared_error(
+    predictor: AbstractModel, task: AbstractTask, prompt: Prompt
+) -> Float[Array, ""]:
     del task
     return jnp.sum((prompt.target - predictor(prompt)) ** 2)
 
 
 def monte_carlo_mean(
-    function: Callable[[AbstractModel, Task, Prompt], Float[Array, ""]],
+    function: Quantity,
     predictor: AbstractModel,
-    task: Task,
+    task: AbstractTask,
     sequences: int,
     key: PRNGKeyArray,
 ) -> Estimate:
     """The mean of `function(predictor, task, prompt)` over prompts and context lengths."""
     if sequences < 2:
         raise ValueError(f"a standard error needs at least 2 sequences, got {sequences}")
-    values = []
-    for start in range(0, sequences, CHUNK):
-        index = jnp.arange(start, start + min(CHUNK, sequences))
-        values.append(_chunk(function, predictor, task, key, index))
+    prompts = PromptSet(task, key, sequences, exact=False)  # independent, for the standard error
+    chunks = prompts.chunks(min(CHUNK, sequences))
+    values = [_chunk(function, predictor, prompts, index) for index, _, _ in chunks]
     samples = jnp.concatenate(values)[:sequences]
     return Estimate(jnp.mean(samples), jnp.std(samples, ddof=1) / jnp.sqrt(sequences))
 
 
 @eqx.filter_jit
 def _chunk(
-    function: Callable[[AbstractModel, Task, Prompt], Float[Array, ""]],
-    predictor: AbstractModel,
-    task: Task,
-    key: PRNGKeyArray,
-    index: Int[Array, " C"],
+    function: Quantity, predictor: AbstractModel, prompts: PromptSet, index: Int[Array, " C"]
 ) -> Float[Array, " C"]:
-    def one(i: Int[Array, ""]) -> Float[Array, ""]:
-        prompt = task.sample(jax.random.fold_in(key, i))
-        return jnp.mean(map_prefixes(lambda p: function(predictor, task, p), prompt, task.lengths))
-
-    return jax.vmap(one)(index)
+    values = prompts.prefixes(lambda p: function(predictor, prompts.task, p), index)
+    return jnp.mean(values, axis=1)

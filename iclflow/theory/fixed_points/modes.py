@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from iclflow.losses import Population
-from iclflow.tasks.task import Task
+from iclflow.tasks.base import AbstractTask
 
 MIXTURES = ((1.0, 0.0, 0.0), (1.0, 0.618034, 0.414214), (1.0, -0.302776, 0.236068))
 
@@ -48,11 +48,11 @@ class Modes(eqx.Module):
     along: Float[Array, "3 r"] | None  # λ, b, g of each mode; None unless `commuting`
 
     @classmethod
-    def of(cls, source: "Task | Population | Modes") -> "Modes":
+    def of(cls, source: "AbstractTask | Population | Modes") -> "Modes":
         """The modes of a task, from its population moments (evaluated on concrete numbers)."""
         if isinstance(source, Modes):
             return source
-        population = Population(source) if isinstance(source, Task) else source
+        population = Population(source) if isinstance(source, AbstractTask) else source
         outputs = population.cross.shape[0]
         if outputs != 1:
             raise ValueError(

@@ -6,9 +6,11 @@ from typing import Self
 import numpy as np
 from jaxtyping import Float
 
-from iclflow.tasks.distributions import CommutingTasks, Gaussian, TaskPool
+from iclflow.tasks.commuting import Commuting
+from iclflow.tasks.inputs import Gaussian
 from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.task import ContextLabels, Task
+from iclflow.tasks.task_vectors import Pool, bound
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +50,15 @@ class TransformerModes:
         if reason is not None:
             raise ValueError(f"the theory of the linear transformer does not cover {reason}")
         basis = np.asarray(task.basis)
-        match task.tasks:
-            case CommutingTasks(basis=same, variances=spread) if np.array_equal(same, basis):
+        match task.tasks.in_context():
+            case Commuting(variances=spread) as law if np.array_equal(bound(law.basis), basis):
                 return cls.given(np.asarray(task.spectrum), task.context, np.asarray(spread))
-            case CommutingTasks(basis=other, variances=spread):
-                members = np.einsum("oa,ca->aoc", np.asarray(other), np.asarray(other))
+            case Commuting(variances=spread) as law:
+                other = np.asarray(bound(law.basis))
+                members = np.einsum("oa,ca->aoc", other, other)
                 members = members * np.sqrt(np.asarray(spread))[:, None, None]
                 count = 1
-            case TaskPool(tasks=pool):
+            case Pool(members=pool):
                 members, count = np.asarray(pool), len(pool)
             case _:
                 members, count = np.ones((1, task.size, task.size)), 1  # not diagonal: refused
@@ -65,7 +68,7 @@ class TransformerModes:
         if np.abs(squares - np.diag(variances)).max() > 1e-20 + 1e-12 * variances.max():
             raise ValueError(
                 "the theory of the linear transformer needs tasks W = U diag Uᵀ in the "
-                "eigenvectors of the inputs; give tasks=CommutingTasks.of(task.basis)"
+                "eigenvectors of the inputs; give tasks=Commuting()"
             )
         return cls.given(np.asarray(task.spectrum), task.context, variances)
 
@@ -82,7 +85,7 @@ def _uncovered(task: Task) -> str | None:
         return f"{type(task.inputs).__name__} inputs; they must be Gaussian"
     if task.lengths != (task.context,) or task.normaliser is not Normaliser.PAIRS:
         return "varying context lengths or another normaliser than 1/N"
-    if float(task.fixed_fraction) > 0 or task.context_labels is not ContextLabels.TASK:
+    if task.tasks.mixed() or task.context_labels is not ContextLabels.TASK:
         return "a fixed task"
     if float(task.label_noise) > 0 or float(task.target_noise) > 0:
         return "noise on the labels"

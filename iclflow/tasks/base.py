@@ -1,0 +1,57 @@
+"""What a task is: a law of prompts."""
+
+import abc
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, ArrayLike, Int, PRNGKeyArray
+
+from iclflow.tasks.prompt import Prompt
+
+Values = ArrayLike | Sequence[Any]  # what a constructor turns into an array
+
+
+class Place(NamedTuple):
+    """Prompt number `index` of a set of `count`, for laws with exact proportions over a set."""
+
+    index: Int[Array, "*batch"]
+    count: int
+
+
+class AbstractTask(eqx.Module):
+    """A law of prompts; `sample` and four sizes are all that sampled losses need of it.
+
+    - `size`: the input dimension D.
+    - `outputs`: the number of outputs O.
+    - `context`: the number of labelled pairs N, the query not counted.
+    - `lengths`: the loss is the mean over prefixes of these many pairs; `(context,)` for whole
+      prompts.
+    """
+
+    size: eqx.AbstractVar[int]
+    outputs: eqx.AbstractVar[int]
+    context: eqx.AbstractVar[int]
+    lengths: eqx.AbstractVar[tuple[int, ...]]
+
+    @abc.abstractmethod
+    def sample(self, key: PRNGKeyArray) -> Prompt:
+        """Draw one prompt of full length; `vmap` over keys for many."""
+
+    def sample_at(self, key: PRNGKeyArray, place: Place) -> Prompt:
+        """Draw the prompt at a place of a set; it matters to mixtures with exact proportions."""
+        return self.sample(jax.random.fold_in(key, place.index))
+
+
+def require_within(name: str, values: Array, lower: float = -np.inf, upper: float = np.inf) -> None:
+    """Raise `ValueError` unless all values are finite and within bounds (skipped while tracing)."""
+    if isinstance(values, Tracer):
+        return
+    found = np.asarray(values)
+    bad = found[~(np.isfinite(found) & (found >= lower) & (found <= upper))]
+    if bad.size:
+        need = f"at least {lower:g}" if np.isinf(upper) else f"between {lower:g} and {upper:g}"
+        raise ValueError(f"the {name} must be finite and {need}, got {bad.flat[0]:g}")
