@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from iclflow.runs import record
     from iclflow.runs.simulate import simulate
     from iclflow.runs.sweep import Vary, sweep
-    from iclflow.runs.training import train
     from iclflow.tasks.base import AbstractTask
     from iclflow.tasks.commuting import Commuting
     from iclflow.tasks.inputs import Gaussian, Rademacher, Sphere, StudentT
@@ -64,7 +63,6 @@ _HOMES = {
     "iclflow.tasks.spectra": ("named_spectrum",),
     "iclflow.runs.sweep": ("Vary", "sweep"),
     "iclflow.tasks.task": ("ContextLabels", "Task"),
-    "iclflow.runs.training": ("train",),
     "iclflow.results.trajectory": ("RESULTS", "Trajectory"),
 }
 _MODULES = {
@@ -124,7 +122,6 @@ __all__ = [
     "store",
     "sweep",
     "theory",
-    "train",
     "transformers",
 ]
 

@@ -4,9 +4,9 @@ import gradient_flow
 import jax
 import numpy as np
 import pytest
+from iclflow.dynamics.reduced import Jumps, Logistic, OneDrop, Stairs
 
 from iclflow.dynamics import Flow
-from iclflow.dynamics.reduced import Jumps, Logistic, OneDrop, Stairs
 from iclflow.losses import Moments, Population
 from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate
 from iclflow.results.trajectory import RESULTS

@@ -38,10 +38,13 @@ class Flow(AbstractDynamics):
     - `tolerance`: relative tolerance of a step.
     - `max_steps`: the most steps of the solver between two calls; a longer run ends with the
       result `step_limit`.
+    - `solver`: an adaptive solver of Diffrax, `diffrax.Tsit5()` unless given;
+      `iclflow.dynamics.chebyshev.Chebyshev()` is the one for long plateaus.
     """
 
     tolerance: float = 1e-9
     max_steps: int = eqx.field(static=True, default=200_000)
+    solver: Any = None
 
     def __check_init__(self) -> None:
         if not isinstance(self.tolerance, Tracer) and not self.tolerance > 0:
@@ -96,7 +99,7 @@ class Flow(AbstractDynamics):
         absolute = self.tolerance * jnp.maximum(state.scale, jnp.finfo(marks.dtype).tiny)
         solution = diffrax.diffeqsolve(
             diffrax.ODETerm(slope),
-            diffrax.Tsit5(),
+            diffrax.Tsit5() if self.solver is None else self.solver,
             t0=state.mark,
             t1=jnp.maximum(marks[-1], state.mark),
             dt0=None,

@@ -5,20 +5,16 @@ for one update at rate η with fresh inputs, so that t/τ = ηP times the epochs
 has no ½: its rate for the same update is η/2.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from iclflow.dynamics import Descent
-from iclflow.experiments.runs import long_running
+from iclflow.experiments.runs import trained
 from iclflow.losses import AbstractLoss, Fresh, Population
-from iclflow.models import LinearTransformerInitialiser, Merged
-from iclflow.runs.simulate import simulate
+from iclflow.models import Merged
 from iclflow.tasks.commuting import Commuting
 from iclflow.tasks.task import Task
 
@@ -42,46 +38,28 @@ def stochastic(
     and q₁ in the eigenvectors U.
     """
     loss = Fresh(task=task, evaluation=Population(task), size=batch)
-    return _run(task, loss, marks, clock, seeds, _train_long)
+    return _run(task, loss, marks, clock, seeds)
 
 
 def mean_training(task: Task, marks: np.ndarray, *, clock: float) -> dict[str, np.ndarray]:
     """Descent on the population, infinitely many tasks a step: as `stochastic`, one seed."""
-    return _run(task, Population(task), marks, clock, 1, _train_short)
+    return _run(task, Population(task), marks, clock, 1)
 
 
 def _run(
-    task: Task,
-    loss: AbstractLoss,
-    marks: np.ndarray,
-    clock: float,
-    seeds: int,
-    trained: Callable[..., Any],
+    task: Task, loss: AbstractLoss, marks: np.ndarray, clock: float, seeds: int
 ) -> dict[str, np.ndarray]:
     init = Merged.linear_transformer(task, scale=SCALE)
-    keys = jax.random.split(jax.random.key(DATA_SEED), seeds)
-    found = trained(loss, init, jnp.asarray(clock / 2, float), jnp.asarray(marks), keys)
-    values, merged = (np.asarray(found["weights"][name])[:, :, 0] for name in ("values", "merged"))
+    how: dict[str, Any] = {"saveat": marks, "record": ["loss", "weights"]}
+    how["key"] = jax.random.key(DATA_SEED)
+    found = trained(loss, init, Descent(clock / 2), seeds=seeds, **how)
+    values, merged = (found[name][:, :, 0] for name in ("values", "merged"))
     basis = np.asarray(task.basis)
     return {
-        "loss": np.asarray(found["loss"]) / 2,
+        "loss": found["loss"] / 2,
         "p": np.einsum("oa,stop,pb->stab", basis, values, basis),
         "q": np.einsum("oa,stop,pb->stab", basis, merged, basis),
     }
-
-
-def _train(
-    loss: AbstractLoss, init: LinearTransformerInitialiser, rate: Array, marks: Array, keys: Array
-) -> Any:
-    dynamics, record = Descent(rate, 0), ["loss", "weights"]
-
-    def one(key: Array) -> Any:
-        return simulate(loss, init(key), dynamics, saveat=marks, record=record, key=key).record
-
-    return eqx.filter_vmap(one)(keys)
-
-
-_train_long, _train_short = long_running(_train), eqx.filter_jit(_train)
 
 
 def diagonal(matrices: np.ndarray) -> np.ndarray:

@@ -1,10 +1,11 @@
-"""Seeds trained together, and results labelled: what the experiments have in common.
+"""Save points, sweeps that are whole, and labelled results: what the experiments have in common.
 
-`simulate` under `vmap`, in one compiled call; every run here is short, so that compiling costs
-more than running, and equal shapes (the number of marks above all) share one compilation.
+Most runs here are short, so that compiling costs more than running: equal shapes (the number of
+marks above all) share one compilation.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -12,22 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Key
 
-from iclflow.dynamics import Descent
-from iclflow.losses import AbstractLoss
-from iclflow.models import AbstractInitialiser, AbstractModel
 from iclflow.results.provenance import stamp
-from iclflow.runs.simulate import simulate
+from iclflow.runs.labels import INTERRUPTED
+from iclflow.runs.store import Snapshots
+from iclflow.runs.sweep import sweep
 
 MARKS = 600  # save points of every run
 Variable = tuple[tuple[str, ...], Any, str]  # dims, values, long name
-
-
-def long_running(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`filter_jit` of what runs for seconds: optimised also where a process compiles sparingly."""
-    options = {"compiler_options": {"xla_backend_optimization_level": 2}}
-    return eqx.filter_jit(function, **options)  # pyright: ignore
 
 
 def spread(last: int, first: float = 1 / 100) -> np.ndarray:
@@ -39,41 +32,25 @@ def spread(last: int, first: float = 1 / 100) -> np.ndarray:
     return marks
 
 
-def draw(init: AbstractInitialiser, seeds: Sequence[int]) -> AbstractModel:
-    """The models of the seeds, stacked; seed s is `init(jax.random.key(s))`, as in a sweep."""
-    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds))
-    return _draw(init, keys)
-
-
-@eqx.filter_jit
-def _draw(init: AbstractInitialiser, keys: Key[Array, " S"]) -> AbstractModel:
-    return eqx.filter_vmap(init)(keys)
-
-
 def at(models: Any, index: int) -> Any:
     """One of the stacked models."""
     take = lambda a: jnp.asarray(np.asarray(a)[index])  # noqa: E731, in NumPy: nothing to compile
     return jax.tree.map(lambda a: take(a) if eqx.is_array(a) else a, models)
 
 
-def train(
-    loss: AbstractLoss, models: AbstractModel, rate: float, marks: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Descend from stacked models; `loss` and all weights at the marks, [seed, time, ...]."""
-    record = _train(loss, models, jnp.asarray(rate, float), jnp.asarray(marks))
-    found = {"loss": record["loss"], **record["weights"]}
-    return {name: np.asarray(values) for name, values in found.items()}
+def trained(*problem: Any, **options: Any) -> dict[str, np.ndarray]:
+    """What a `sweep` recorded, by name; Ctrl-C is raised, as half a run settles no claim."""
+    runs = sweep(*problem, **options)
+    if np.any(runs["result"] == INTERRUPTED):
+        raise KeyboardInterrupt
+    return {str(name): variable.values for name, variable in runs.items()}
 
 
-@long_running
-def _train(loss: Any, models: Any, rate: Any, marks: Any) -> Any:
-    # The marks say when to stop, so that runs of different lengths share one compilation.
-    dynamics = Descent(rate, 0)
-
-    def one(model: Any) -> Any:
-        return simulate(loss, model, dynamics, saveat=marks, record=["loss", "weights"]).record
-
-    return eqx.filter_vmap(one)(models)
+def checkpointed(folder: Path | None, tensors: Callable[[Any], Any]) -> dict[str, Any]:
+    """Options of a sweep that leaves checkpoints in a folder and goes on from it."""
+    if folder is None:
+        return {}
+    return {"store": folder, "observers": [Snapshots(folder, tensors)]}
 
 
 def labelled(

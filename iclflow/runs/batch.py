@@ -155,7 +155,8 @@ def _result(
         axes = (batch.axes[0], eqx.if_array(0), batch.axes[2])
         models = jax.tree.map(jnp.asarray, record.pop(MODELS))
         record |= _after(loss, models, dynamics, recording.after, axes)
-    last = _record(batch.parts, batch.axes, state, final.functions) if final.functions else {}
+    losses, axis = batch.parts[0], batch.axes[0]
+    last = _record(losses, axis, state.model, final.functions) if final.functions else {}
     record, last = jax.tree.map(lambda a: np.asarray(a)[:count], (record, last))
     return BatchResult(batch, record, last, ended[:count], stopped[:count], interrupted)
 
@@ -165,7 +166,9 @@ def _begin(
 ) -> tuple[Any, dict[str, Any]]:
     """The states of all runs, drawn together from their seeds, and room for the record."""
     state = _start(batch.parts, batch.axes, batch.seeds, batch.weights, key)
-    shapes = eqx.filter_eval_shape(_record, batch.parts, batch.axes, state, recording.functions)
+    shapes = eqx.filter_eval_shape(
+        _record, batch.parts[0], batch.axes[0], state.model, recording.functions
+    )
 
     def room(like: jax.ShapeDtypeStruct) -> np.ndarray:
         kind = np.result_type(like.dtype, np.float32)  # whole numbers too can be NaN then
@@ -175,7 +178,8 @@ def _begin(
 
 
 def _advance(batch: Batch, state: Any, marks: np.ndarray, record: dict[str, Callable]) -> Any:
-    run = _advanced(batch.parts, batch.axes, state, marks, record)
+    (loss, _, dynamics), (loss_axes, _, dynamics_axes) = batch.parts, batch.axes
+    run = _advanced(loss, dynamics, state, marks, record, (loss_axes, dynamics_axes))
     jax.block_until_ready(run)
     return run
 
@@ -192,23 +196,21 @@ def _start(parts, axes, seeds, weights, key) -> Any:
 
 
 @eqx.filter_jit
-def _advanced(parts, axes, state, marks, record) -> Any:
-    loss, _, dynamics = parts
-
+def _advanced(loss, dynamics, state, marks, record, axes) -> Any:
     def one(loss: Any, how: Any, state: Any) -> Any:
         return how.advance(loss, state, marks, record)
 
-    in_axes = (axes[0], axes[2], _state_axes(dynamics, state))
+    in_axes = (*axes, _state_axes(dynamics, state))
     run = eqx.filter_vmap(one, in_axes=in_axes)(loss, dynamics, state)
     return eqx.tree_at(lambda r: r.state, run, _one_clock(dynamics, run.state))
 
 
 @eqx.filter_jit
-def _record(parts, axes, state, record) -> Any:
+def _record(losses, axis, models, record) -> Any:
     def one(loss: Any, model: Any) -> Any:
         return {name: f(model, loss) for name, f in record.items()}
 
-    return eqx.filter_vmap(one, in_axes=(axes[0], eqx.if_array(0)))(parts[0], state.model)
+    return eqx.filter_vmap(one, in_axes=(axis, eqx.if_array(0)))(losses, models)
 
 
 @eqx.filter_jit

@@ -5,6 +5,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
@@ -71,12 +72,11 @@ def _clock(result: BatchResult, marks: np.ndarray) -> np.ndarray:
     return np.asarray(clocks)[: result.batch.count]
 
 
-def final_models(runs: xr.Dataset, init: AbstractInitialiser) -> AbstractModel:
+def final_models(runs: Mapping[str, Any], init: AbstractInitialiser) -> AbstractModel:
     """The last models of a sweep with `final=["weights"]`, stacked along its seeds."""
     like = jax.eval_shape(init, jax.random.key(0))
-    count = runs.sizes["seed"]
     arrays = {
-        name: jax.numpy.asarray(runs[FINAL + name].values, a.dtype).reshape(count, *a.shape)
+        name: jnp.asarray(np.asarray(runs[FINAL + name]), a.dtype).reshape(-1, *a.shape)
         for name, a in like.weights().items()
     }
     return jax.vmap(like.with_weights)(arrays)

@@ -1,7 +1,6 @@
 """The plan of a sweep: cells of a grid, grouped by static shape, in batches that fit in memory."""
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -128,5 +127,5 @@ def pieces(batch: Batch, marks: np.ndarray, stored: bool) -> int:
     loss, init, _ = batch.one
     touched = _numbers(loss) + _numbers(eqx.filter_eval_shape(init, jax.random.key(0)))
     work = float(marks[-1]) * batch.count * touched
-    brief = BRIEF * SPEED.get(jax.default_backend(), SPEED["gpu"])
-    return int(np.clip(math.ceil(work / brief), 1, PIECES))
+    # One or all: runs of other lengths share their compiled programs.
+    return 1 if work < BRIEF * SPEED.get(jax.default_backend(), SPEED["gpu"]) else PIECES

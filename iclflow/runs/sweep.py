@@ -26,7 +26,8 @@ from iclflow.runs.simulate import SAVES, warn_single_precision
 from iclflow.runs.store import Store
 from iclflow.tasks.base import AbstractTask, Values
 
-Source = AbstractLoss | AbstractTask | Callable[[PRNGKeyArray], AbstractLoss]
+One = AbstractLoss | AbstractTask | Callable[[PRNGKeyArray], AbstractLoss]
+Source = One | Mapping[Any, One]
 SEEDS = 2**32  # seeds are whole numbers below
 
 
@@ -58,7 +59,8 @@ def sweep(
 ) -> xr.Dataset:
     """Train over seeds and axes; runs of one shape are trained together.
 
-    - `source`: a loss; a `Task` (its population); or a function key -> loss, for `vary` data.
+    - `source`: a loss; a `Task` (its population); a function key -> loss, for `vary` data; or
+      several of these by name, which are then an axis `source`.
     - `until`, `saveat`, `record`: as in `simulate`.
     - `seeds`: how many, or which; seed s starts from `init(jax.random.key(s))`.
     - `axes`: field name -> values, of the dynamics (`rate`), the initialiser (`scale`, `rank`,
@@ -77,6 +79,8 @@ def sweep(
     """
     numbers = _seeds(seeds)
     axes = {name: list(values) for name, values in (axes or {}).items()}
+    if isinstance(source, Mapping):
+        axes = {"source": list(source), **axes}
     if not all(axes.values()):
         raise ValueError("a sweep needs at least one value on every axis")
     entries = []
@@ -144,8 +148,12 @@ class _Progress:
 
 def _at(point: Mapping[str, Any], source: Any, init: Any, dynamics: Any) -> tuple[Any, Any, Any]:
     """Source, initialiser and dynamics with the fields of one grid point set."""
+    if isinstance(source, Mapping):
+        source = source[point["source"]]
     things = {"dynamics": dynamics, "init": init, "source": source}
     for name, value in point.items():
+        if name == "source":
+            continue
         owners = [k for k, thing in things.items() if name in _fields(thing)]
         if len(owners) != 1:
             known = sorted({f for t in things.values() for f in _fields(t)})

@@ -6,6 +6,7 @@ independent code on few sequences, white inputs against the closed form, the two
 """
 
 import functools
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -33,17 +34,15 @@ from iclflow.experiments.four_inputs import (
 from iclflow.experiments.runs import (
     Variable,
     clock,
-    draw,
     first_crossing,
     labelled,
     spread,
-    train,
+    trained,
 )
 from iclflow.losses import Moments, Population, Sequences
-from iclflow.models import MLP, Merged
+from iclflow.models import MLP, Merged, NetworkInitialiser, draw_model
 from iclflow.published import Options, PublishedInitialiser
 from iclflow.runs.simulate import simulate
-from iclflow.runs.sweep import draw_model
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.one_drop import (
     WhiteCourse,
@@ -77,16 +76,16 @@ CONVERSION = (
 
 
 @functools.cache
-def trained(quick: bool) -> dict[str, dict[str, np.ndarray]]:
+def runs_of(quick: bool) -> dict[str, dict[str, np.ndarray]]:
     """The figure's runs, attention and MLP, from the same weights on the same data."""
     loss = four_input_moments(quick)
     options = Options(model="attnM", head_num=HEADS, init=ENTRY)
-    attention = draw(PublishedInitialiser(options), range(seed_count(quick)))
-    assert isinstance(attention, Merged)
-    marks = spread(STEPS)
+    attention = PublishedInitialiser(options)
+    starts = {"attention": attention, "mlp": NetworkInitialiser(attention, MLP)}
+    how: dict[str, Any] = {"saveat": spread(STEPS), "record": ["loss", "weights"]}
     return {
-        "attention": train(loss, attention, RATE, marks),
-        "mlp": train(loss, eqx.filter_vmap(MLP.from_attention)(attention), RATE, marks),
+        name: trained(loss, init, Descent(RATE), seeds=seed_count(quick), **how)
+        for name, init in starts.items()
     }
 
 
@@ -97,7 +96,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     report(0, 5)
     loss = four_input_moments(quick)
     report(1, 5)
-    runs, marks = trained(quick), spread(STEPS)
+    runs, marks = runs_of(quick), spread(STEPS)
     attention = runs["attention"]
     coordinates = clock(marks, RATE)
     time = coordinates["time"][1]
@@ -107,7 +106,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     middle = levels.mean()
     starts = [
         Merged(
-            values=jnp.asarray(attention["values"][s, 0]),
+            values=jnp.asarray(attention["values"][s, 0, :, None, None]),
             merged=jnp.asarray(attention["merged"][s, 0]),
         )
         for s in range(seed_count(quick))
@@ -115,9 +114,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     courses = [merged_course(population, start, time, tolerance=SOLVER) for start in starts]
     norms = [float(np.linalg.norm(start.values)) for start in starts]
     stages = [find_stages(time, row, resamples=0) for row in attention["loss"]]
-    final = np.einsum(
-        "sh,shdc->sdc", attention["values"][:, -1, :, 0, 0], attention["merged"][:, -1]
-    )
+    final = np.einsum("sh,shdc->sdc", attention["values"][:, -1], attention["merged"][:, -1])
     report(3, 5)
 
     variables: dict[str, Variable] = {
@@ -221,8 +218,8 @@ def _equivalence(task: Task) -> dict[str, Variable]:
     loss = Sequences.sample(task, CHECK_SEQUENCES, jax.random.key(5))
     model = draw_model(Merged.initialiser(task, heads=HEADS, scale=CHECK_SCALE), jax.random.key(0))
     assert isinstance(model, Merged)
-    descent = Descent(CHECK_RATE, CHECK_STEPS)
-    curves = [simulate(loss, m, descent).loss for m in (model, MLP.from_attention(model))]
+    pair = (model, MLP.from_attention(model))
+    curves = [simulate(loss, m, Descent(CHECK_RATE), until=CHECK_STEPS).loss for m in pair]
     return {
         "check_attention": (("check",), curves[0], "ATTN_M on prompts, frozen blocks"),
         "check_mlp": (("check",), curves[1], "MLP on the cubic features of the same prompts"),

@@ -6,7 +6,7 @@ On the plateau every head is parallel to E[y zᵀ]; at convergence to E[y zᵀ] 
 import numpy as np
 import xarray as xr
 
-from iclflow.experiments.abrupt_drop.data import HEADS, RATE, STEPS, WINDOW, trained
+from iclflow.experiments.abrupt_drop.data import HEADS, RATE, STEPS, WINDOW, runs_of
 from iclflow.experiments.base import Claim, Progress, below, near
 from iclflow.experiments.four_inputs import (
     QUICK_SEQUENCES,
@@ -24,7 +24,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     """Weights of attention and MLP at two moments, and the cosines of every head over training."""
     report = progress or (lambda done, total: None)
     report(0, 2)
-    runs, marks = trained(quick), spread(STEPS)
+    runs, marks = runs_of(quick), spread(STEPS)
     report(1, 2)
     attention, mlp = runs["attention"], runs["mlp"]
     cross, second = correlations(four_input_moments(quick))

@@ -30,10 +30,10 @@ from iclflow.diagnostics import (
 from iclflow.dynamics import Adam, Descent
 from iclflow.experiments.base import Progress
 from iclflow.experiments.grokking.claims import claims
-from iclflow.experiments.runs import Variable, draw, labelled
+from iclflow.experiments.runs import Variable, checkpointed, labelled, trained
 from iclflow.linalg import FactoredMatrix
 from iclflow.runs.record import OfModel
-from iclflow.runs.training import Training, own_folder, train
+from iclflow.runs.store import own_folder
 from iclflow.transformers.modular import ModularInitialiser, ModularTransformer
 from iclflow.transformers.modular_addition import split_pairs
 
@@ -88,10 +88,11 @@ def compute(
     preset = SMALL if quick else STANDARD
     run = run_preset(preset, progress, folder)
     variables = _curves(run, preset)
-    variables |= _times(run.steps, variables)
-    variables |= _norm_curvature(run.steps, variables["weight_norm"][1])
+    steps = marks(preset.steps)
+    variables |= _times(steps, variables)
+    variables |= _norm_curvature(steps, variables["weight_norm"][1])
     coordinates = {
-        "step": ("time", run.steps, {"long_name": "training steps", "units": "1"}),
+        "step": ("time", steps, {"long_name": "training steps", "units": "1"}),
         "seed": np.arange(preset.seeds),
         "measure": list(MEASURES),
     }
@@ -106,7 +107,7 @@ def compute(
 
 def run_preset(
     preset: Preset, progress: Progress | None = None, folder: Path | str | None = None
-) -> Training:
+) -> dict[str, np.ndarray]:
     """Train all seeds of a preset and record at its marks."""
     loss, test = split_pairs(preset.modulus, preset.fraction, jax.random.key(SPLIT_KEY))
     init = ModularInitialiser(preset.modulus, preset.width, preset.heads, preset.hidden)
@@ -124,17 +125,17 @@ def run_preset(
     }
     # In single precision, also on devices whose default for products is less than that.
     with jax.default_matmul_precision("highest"):
-        return train(
+        return trained(
             loss,
-            draw(init, range(preset.seeds)),
-            Descent(preset.rate, preset.steps, optimiser),
-            marks=marks(preset.steps),
+            init,
+            Descent(preset.rate, optimiser),
+            saveat=marks(preset.steps),
+            seeds=preset.seeds,
             record={name: OfModel(measure) for name, measure in record.items()},
+            final={"writing": _writing},
             key=jax.random.key(TRAINING_KEY),
-            folder=own_folder(folder, preset),
-            names=ModularTransformer.tensors,
             progress=progress,
-            settings=preset,
+            **checkpointed(own_folder(folder, __name__, preset), ModularTransformer.tensors),
         )
 
 
@@ -142,6 +143,10 @@ def marks(steps: int) -> np.ndarray:
     """Steps 0 to the last: every hundredth part, and evenly in the logarithm in the first tenth."""
     early = np.geomspace(1, steps / 10, 40)
     return np.unique(np.round([0, *early, *np.linspace(0, steps, 101)]).astype(int))
+
+
+def _writing(model: ModularTransformer, loss: Any) -> FactoredMatrix:
+    return model.circuits()["OV"]
 
 
 def _head_spectra(model: ModularTransformer) -> Float[Array, "H e"]:
@@ -165,19 +170,18 @@ def _unembedding_concentration(model: ModularTransformer) -> Float[Array, ""]:
     return fourier_concentration(model.unembedding.T, FREQUENCIES)
 
 
-def _curves(run: Training, preset: Preset) -> dict[str, Variable]:
+def _curves(run: dict[str, np.ndarray], preset: Preset) -> dict[str, Variable]:
     """Everything recorded, [seed, time]; measures of heads averaged over them."""
     found = {
-        name: np.asarray(run.record[name], float)
-        for name in ("train_loss", "test_loss", "train_accuracy", "test_accuracy")
+        name: run[name] for name in ("train_loss", "test_loss", "train_accuracy", "test_accuracy")
     }
-    final = eqx.filter_vmap(ModularTransformer.circuits)(run.models)["OV"]
-    geometry = _geometry(run.record["singular_values"], run.record["bases"], final, preset.kept)
+    final = FactoredMatrix(run["final_left"], run["final_right"])
+    geometry = _geometry(run["singular_values"], run["bases"], final, preset.kept)
     found |= {name: np.asarray(values, float) for name, values in geometry.items()}
-    norm = np.asarray(run.record["weight_norm"], float)
+    norm = run["weight_norm"]
     found["weight_norm"] = norm / norm[:, :1]
     for name in ("embedding_concentration", "unembedding_concentration"):
-        found[name] = np.asarray(run.record[name], float)
+        found[name] = run[name]
     about = {
         "train_loss": "training loss, nats", **MEASURES,
         "train_accuracy": "training accuracy", "test_accuracy": "test accuracy",

@@ -20,9 +20,10 @@ from jaxtyping import Array, Float
 from iclflow.diagnostics import find_stages
 from iclflow.dynamics import Adam, Descent
 from iclflow.experiments.base import Progress
-from iclflow.experiments.runs import Variable, draw, labelled
+from iclflow.experiments.runs import Variable, checkpointed, labelled, trained
 from iclflow.results.trajectory import log_steps
-from iclflow.runs.training import Training, own_folder, train
+from iclflow.runs.dataset import final_models
+from iclflow.runs.store import own_folder
 from iclflow.transformers import (
     CIRCUITS,
     AbstractCorpus,
@@ -48,6 +49,9 @@ LEARNED = 0.25  # of ln V: a late loss below this is in-context learning
 SETTLED = (0.5, 0.9)  # of its way from start to end: halfway, and stabilised
 MARKOV_TOKENS, MARKOV_CONCENTRATION = 8, 0.5
 EVALUATION_KEY, TRAINING_KEY = 2**20, 2**20 + 1  # beside the seeds of the weights
+
+
+Run = dict[str, np.ndarray]  # what a sweep recorded, by name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +81,7 @@ def compute(
 ) -> xr.Dataset:
     """Losses, scores and circuits of every depth over training; goes on from `folder`."""
     preset = QUICK if quick else FULL
-    folder = own_folder(folder, preset)
+    folder = own_folder(folder, __name__, preset)
     repeated = Repeated(preset.vocabulary, preset.context)
     chains = Markov(MARKOV_TOKENS, preset.context, MARKOV_CONCENTRATION)
     jobs = [
@@ -87,7 +91,7 @@ def compute(
     jobs += [(f"markov-{n}", chains, n, preset.markov_steps, _losses) for n in (1, 2)]
     # The work of a step grows with the layers, and with what is around them.
     work = [(layers + 1) * steps for _, _, layers, steps, _ in jobs]
-    done: dict[str, Training] = {}
+    done: dict[str, Run] = {}
     for i, (name, corpus, layers, steps, measure) in enumerate(jobs):
         report = _part(progress, sum(work[:i]), work[i], sum(work))
         place = None if folder is None else folder / name
@@ -131,21 +135,26 @@ def _train(
     measure: Callable[[Any, Any], Any],
     folder: Path | None,
     progress: Callable[[float, float], None] | None,
-) -> Training:
-    init = AttentionOnlyInitialiser(
-        corpus.vocabulary, corpus.context, layers, preset.width, preset.heads
-    )
+) -> Run:
+    init = _initialiser(preset, corpus, layers)
     sequences = NextToken.sample(corpus, preset.sequences, jax.random.key(EVALUATION_KEY))
-    return train(
+    return trained(
         FreshTokens(corpus, sequences, preset.batch),
-        draw(init, range(preset.seeds)),
-        Descent(preset.rate, steps, Adam(weight_decay=WEIGHT_DECAY)),
-        marks=_marks(preset, steps),
+        init,
+        Descent(preset.rate, Adam(weight_decay=WEIGHT_DECAY)),
+        saveat=_marks(preset, steps),
+        seeds=preset.seeds,
         record={"measures": measure},
+        final=["weights"],
         key=jax.random.key(TRAINING_KEY),
-        folder=folder,
-        names=AttentionOnly.tensors,
         progress=progress,
+        **checkpointed(folder, AttentionOnly.tensors),
+    )
+
+
+def _initialiser(preset: Preset, corpus: AbstractCorpus, layers: int) -> AttentionOnlyInitialiser:
+    return AttentionOnlyInitialiser(
+        corpus.vocabulary, corpus.context, layers, preset.width, preset.heads
     )
 
 
@@ -165,20 +174,22 @@ def _measures(model: AttentionOnly, loss: FreshTokens) -> dict[str, Any]:
     }
 
 
-def _repeated_variables(preset: Preset, runs: Sequence[Training]) -> dict[str, Variable]:
+def _repeated_variables(preset: Preset, runs: Sequence[Run]) -> dict[str, Variable]:
     """Everything about the repeated corpus, [layers, seed, step, ...]."""
-    records = [run.record["measures"] for run in runs]
-    losses = np.stack([record["position_loss"] for record in records])
+    losses = np.stack([run["position_loss"] for run in runs])
     late = _late(losses)
     run_dims, head_dims = ("layers", "seed", "step"), ("circuit", "layer", "head")
-    measured = [_circuits(run) for run in runs]
+    measured = [
+        _circuits(run, _initialiser(preset, Repeated(preset.vocabulary, preset.context), layers))
+        for run, layers in zip(runs, preset.layers, strict=True)
+    ]
     ranks, distances = (_padded([part[i] for part in measured], 4) for i in range(2))
     variables: dict[str, Variable] = {
         "position_loss": ((*run_dims, "position"), losses, "loss of the next token"),
         "late_loss": (run_dims, late, "loss in the last quarter of the context"),
         "in_context_score": (run_dims, _score(losses), "loss late minus loss early"),
         "accuracy": (
-            run_dims, np.stack([r["accuracy"] for r in records]),
+            run_dims, np.stack([run["accuracy"] for run in runs]),
             "accuracy where the segment has been seen",
         ),
         "effective_rank": ((*run_dims, *head_dims), ranks, "effective rank (15)"),
@@ -187,7 +198,7 @@ def _repeated_variables(preset: Preset, runs: Sequence[Training]) -> dict[str, V
         ),
     }  # fmt: skip
     for name in ("prefix_matching", "previous_token"):
-        values = _padded([record[name] for record in records], 3)
+        values = _padded([run[name] for run in runs], 3)
         variables[name] = ((*run_dims, "layer", "head"), values, f"{name.replace('_', '-')} score")
     steps = _marks(preset, preset.steps)
     score = variables["in_context_score"][1]
@@ -235,15 +246,16 @@ def settling_times(steps: np.ndarray, curves: np.ndarray, share: float) -> np.nd
     return steps[missing + 1].astype(float)
 
 
-def _circuits(run: Training) -> tuple[np.ndarray, np.ndarray]:
+def _circuits(run: Run, init: AttentionOnlyInitialiser) -> tuple[np.ndarray, np.ndarray]:
     """Effective ranks and distances to the end, [seed, step, circuit, layer, head]."""
-    found = _circuit_measures(run.record["measures"]["spectrum"], run.models)
+    spectra = (run["spectrum.values"], run["spectrum.basis"])
+    found = _circuit_measures(spectra, final_models(run, init))
     return np.asarray(found[0]), np.asarray(found[1])
 
 
 @eqx.filter_jit
 def _circuit_measures(
-    spectra: Any, models: AttentionOnly
+    spectra: Any, models: Any
 ) -> tuple[Float[Array, "S T C L H"], Float[Array, "S T C L H"]]:
     values, basis = jax.tree.map(jnp.asarray, tuple(spectra))
     return effective_ranks(values), eqx.filter_vmap(distances_to_end)(basis, models)
@@ -259,11 +271,9 @@ def _padded(arrays: Sequence[np.ndarray], depth_axis: int) -> np.ndarray:
     return np.stack(out)
 
 
-def _markov_variables(
-    preset: Preset, corpus: Markov, runs: Sequence[Training]
-) -> dict[str, Variable]:
+def _markov_variables(preset: Preset, corpus: Markov, runs: Sequence[Run]) -> dict[str, Variable]:
     """Losses of one and two layers on Markov chains, and what could be had from the same text."""
-    losses = np.stack([run.record["measures"]["position_loss"] for run in runs])
+    losses = np.stack([run["position_loss"] for run in runs])
     tokens = NextToken.sample(corpus, preset.sequences, jax.random.key(EVALUATION_KEY)).tokens
     read = np.asarray(tokens)
     dims = ("markov_layers", "seed", "markov_step")

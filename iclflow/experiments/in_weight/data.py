@@ -9,21 +9,18 @@ import functools
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, PRNGKeyArray
 
 from iclflow.dynamics import Descent
 from iclflow.experiments.base import Progress
 from iclflow.experiments.four_inputs import CONTEXT, QUICK_SEQUENCES, SEQUENCES
 from iclflow.experiments.in_weight.claims import claims_fig5, claims_fig10
-from iclflow.experiments.runs import MARKS, Variable, clock, labelled, long_running
+from iclflow.experiments.runs import MARKS, Variable, clock, labelled, trained
 from iclflow.linalg import packed_pairs
 from iclflow.losses import Moments, population_moments
-from iclflow.models import Blocks, Merged
-from iclflow.runs.simulate import simulate
-from iclflow.runs.sweep import draw_model
+from iclflow.models import AbstractInitialiser, Blocks, Merged, MergedInitialiser, draw_model
 from iclflow.tasks.task import ContextLabels, Task
 from iclflow.tasks.task_vectors import Mixture
 from iclflow.theory.fixed_points.levels import plateau_losses
@@ -82,7 +79,7 @@ def portion_task(portion: float, context_labels: ContextLabels = ContextLabels.T
 def _compute(quick: bool) -> xr.Dataset:
     sequences = QUICK_SEQUENCES if quick else SEQUENCES
     tasks = [portion_task(portion) for portion in PORTIONS]
-    trained = [population_moments(task) for task in tasks]
+    populations = [population_moments(task) for task in tasks]
     # Beside them: "all fixed" as the published code trains it, and one portion on sequences.
     noisy = population_moments(portion_task(1.0, ContextLabels.NOISE))
     sampled = Moments.sample(portion_task(SHOWN), sequences, jax.random.key(DATA_KEY), matched=True)
@@ -91,13 +88,18 @@ def _compute(quick: bool) -> xr.Dataset:
         "in_weight": population_moments(tasks[0].in_weight()),
         "in_weight_noise": population_moments(tasks[0].in_weight(ContextLabels.NOISE)),
     }
-    model = _initial(tasks[0])
+    init = PublishedStart(
+        Merged.initialiser(tasks[0], heads=HEADS, scale=SCALE, blocks=Blocks.FULL)
+    )
+    model = draw_model(init, jax.random.key(SEED))
+    assert isinstance(model, Merged)
     marks = np.round(np.linspace(0, STEPS, MARKS)).astype(int)
-    losses = jax.tree.map(lambda *a: jnp.asarray(np.stack(a)), *trained, noisy, sampled)
-    record = _train(losses, tests, model, jnp.asarray(marks))
-    record = {name: np.asarray(values) for name, values in record.items()}
+    losses = dict(enumerate([*populations, noisy, sampled]))
+    what = {"loss": "loss", **tests}
+    found = trained(losses, init, Descent(RATE), saveat=marks, seeds=[SEED], record=what)
+    record = {name: found[name][:, 0] for name in what}
     times = 2 * RATE * marks
-    theory = [first_drop(loss, model) for loss in trained]
+    theory = [first_drop(loss, model) for loss in populations]
     growth, level = (np.asarray([getattr(t, n) for t in theory]) for n in ("growth", "level"))
     count = len(PORTIONS)
     runs, one = ("portion", "time"), ("time",)
@@ -110,7 +112,11 @@ def _compute(quick: bool) -> xr.Dataset:
         "predicted_end": (("portion",), [t.time(0.9) for t in theory], "its end: 90% of the way"),
         "growth": (("portion",), growth, r"growth rate on the first plateau, $\sigma_1$"),
         "first_level": (("portion",), level, "predicted loss after the first drop"),
-        "minimum": (("portion",), [_minimum(loss) for loss in trained], "least loss (87) allows"),
+        "minimum": (
+            ("portion",),
+            [_minimum(loss) for loss in populations],
+            "least loss (87) allows",
+        ),
     }
     settings = {
         "inputs": SIZE, "context": CONTEXT, "heads": HEADS, "rate": RATE, "scale": SCALE,
@@ -124,22 +130,14 @@ def _compute(quick: bool) -> xr.Dataset:
     return labelled(variables, {"portion": list(PORTIONS), **clock(marks, RATE)}, settings)
 
 
-def _initial(task: Task) -> Merged:
-    """Entries of v and U with one standard deviation, as published."""
-    init = Merged.initialiser(task, heads=HEADS, scale=SCALE, blocks=Blocks.FULL)
-    model = draw_model(init, jax.random.key(SEED))
-    assert isinstance(model, Merged)
-    return eqx.tree_at(lambda m: m.merged, model, model.merged * SIZE)
+class PublishedStart(AbstractInitialiser):
+    """key -> entries of v and U with one standard deviation, as published."""
 
+    inner: MergedInitialiser
 
-@long_running
-def _train(
-    losses: Moments, tests: dict[str, Moments], model: Merged, marks: Int[Array, " T"]
-) -> dict[str, Array]:
-    def one(loss: Moments) -> dict[str, Array]:
-        return simulate(loss, model, Descent(RATE, 0), saveat=marks, also=tests).record
-
-    return eqx.filter_vmap(one)(losses)
+    def __call__(self, key: PRNGKeyArray) -> Merged:
+        model = self.inner(key)
+        return eqx.tree_at(lambda m: m.merged, model, model.merged * SIZE)
 
 
 class FirstDrop(eqx.Module):

@@ -14,11 +14,12 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array
 
+from iclflow.dynamics import Descent
 from iclflow.experiments.base import Claim, Progress, below, near
 from iclflow.experiments.four_inputs import four_input_task, seed_count
-from iclflow.experiments.runs import MARKS, Variable, at, draw, first_crossing, labelled, train
+from iclflow.experiments.runs import MARKS, Variable, at, first_crossing, labelled, trained
 from iclflow.losses import Population
-from iclflow.models import Merged, Separate
+from iclflow.models import Merged, Separate, draw_models
 from iclflow.theory.drops.one_drop import merged_half_time, paper_merged_duration
 from iclflow.theory.drops.staircase import staircase
 from iclflow.theory.fixed_points.levels import plateau_losses
@@ -80,10 +81,11 @@ def _merged(seeds: int) -> dict[str, Variable]:
     task = four_input_task()
     population = Population(task)
     init = Merged.initialiser(task, heads=MERGED_HEADS, scale=1.0)
-    models = _stacked(draw(init, range(seeds)), MERGED_SCALES)
+    models = _stacked(draw_models(init, range(seeds)), MERGED_SCALES)
     marks = _marks(MERGED_STEPS)
-    loss = train(population, models, MERGED_RATE, marks)["loss"]
-    loss = loss.reshape(len(MERGED_SCALES), seeds, -1)
+    axes = {"scale": MERGED_SCALES}
+    descent = Descent(MERGED_RATE)
+    loss = trained(population, init, descent, saveat=marks, seeds=seeds, axes=axes)["loss"]
     time = 2 * MERGED_RATE * marks
     levels = np.asarray(plateau_losses(task))[[0, -1]]
     half = [[first_crossing(time, row, levels.mean()) for row in rows] for rows in loss]
@@ -138,7 +140,8 @@ def _lazy_loss(population: Population, model: Merged, time: np.ndarray) -> np.nd
 def _separate(seeds: int, theory_scales: tuple[float, ...]) -> dict[str, Variable]:
     task = four_input_task()
     population = Population(task)
-    unit = draw(Separate.initialiser(task, heads=SEPARATE_HEADS, scale=1.0), range(seeds))
+    init = Separate.initialiser(task, heads=SEPARATE_HEADS, scale=1.0)
+    unit = draw_models(init, range(seeds))
     levels = np.asarray(plateau_losses(task))
     middle = (levels[:-1] + levels[1:]) / 2
     curves, clocks, drops = [], [], []
@@ -147,11 +150,14 @@ def _separate(seeds: int, theory_scales: tuple[float, ...]) -> dict[str, Variabl
         (LARGE_SCALES, LARGE_RATE, LARGE_STEPS),
     ):
         marks = _marks(steps)
-        loss = train(population, _stacked(unit, scales), rate, marks)["loss"]
+        axes = {"scale": scales}
+        descent = Descent(rate)
+        loss = trained(population, init, descent, saveat=marks, seeds=seeds, axes=axes)["loss"]
         time = 2 * rate * marks
-        times = [[first_crossing(time, row, m) for m in middle] for row in loss]
+        rows = loss.reshape(-1, len(marks))
+        times = [[first_crossing(time, row, m) for m in middle] for row in rows]
         drops.append(np.reshape(times, (len(scales), seeds, -1)))
-        curves.append(loss.reshape(len(scales), seeds, -1)[:, SHOWN_SEED])
+        curves.append(loss[:, SHOWN_SEED])
         clocks.append(np.tile(time, (len(scales), 1)))
     starts = [_stacked(unit, (scale,)) for scale in theory_scales]
     stairs = [

@@ -4,17 +4,20 @@ With rank R a head that has escaped goes on to learn R modes, so long plateaus a
 where a new head must escape, at m = 0, R, 2R, … learned modes (Section 5, App. E.4).
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from iclflow.dynamics.stabilised import StabilisedFlow
+from iclflow.dynamics import Flow
+from iclflow.dynamics.chebyshev import Chebyshev
 from iclflow.experiments.base import Progress
 from iclflow.experiments.four_inputs import (
     CONTEXT,
@@ -26,11 +29,10 @@ from iclflow.experiments.four_inputs import (
     four_input_task,
 )
 from iclflow.experiments.low_rank.claims import claims_fig4, claims_fig8, claims_fig9
-from iclflow.experiments.runs import Variable, first_crossing, labelled, long_running
+from iclflow.experiments.runs import Variable, first_crossing, labelled, trained
 from iclflow.losses import Moments, Population
-from iclflow.models import Blocks, Separate, SeparateInitialiser
+from iclflow.models import Blocks, Separate, SeparateInitialiser, draw_model
 from iclflow.models.base import AbstractInitialiser
-from iclflow.runs.simulate import simulate
 from iclflow.tasks.spectra import named_spectrum
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.staircase import Staircase, staircase
@@ -125,10 +127,11 @@ def _ranks(name: str, quick: bool, progress: Progress | None) -> xr.Dataset:
     found = []
     for i, rank in enumerate(RANKS[name]):
         end = ENDS[rank] * (QUICK_SHARE if quick else 1.0)
-        found.append(_train(loss, start, [rank], seeds, _marks(end, quick), _long_flow))
+        found.append(_train(loss, start, [rank], seeds, _marks(end, quick)))
         if progress is not None:
             progress(i + 1, len(RANKS[name]))
-    runs = {name: np.concatenate([run[name] for run in found]) for name in found[0]}
+    kept = ("clock", "loss", "values")
+    runs = {name: np.concatenate([run[name] for run in found]) for name in kept}
     return _labelled(name, runs, task, PAPER_WINDOW, sequences, SCALE)
 
 
@@ -138,7 +141,7 @@ def compute_fig8(*, quick: bool = False, progress: Progress | None = None) -> xr
     task = four_input_task()
     start = padded(task, HEADS_8, max(RANKS_8), SCALE_8)
     marks = _marks(END_8, quick, 20.0)
-    runs = _train(four_input_moments(quick), start, RANKS_8, seeds, marks, _brief_flow)
+    runs = _train(four_input_moments(quick), start, RANKS_8, seeds, marks)
     data = _labelled("fig8", runs, task, WINDOW_8, sequences, SCALE_8)
     times, values, final = [], [], []
     for i, rank in enumerate(RANKS_8):
@@ -161,16 +164,12 @@ def compute_fig8(*, quick: bool = False, progress: Progress | None = None) -> xr
 
 def _prediction(task: Task, start: PaddedInitialiser, rank: int) -> Staircase:
     """The staircase of seed 0, from its initial weights."""
-    model = _draw(start, jnp.asarray(rank), jax.random.key(0))
+    model = draw_model(dataclasses.replace(start, rank=jnp.asarray(rank)), jax.random.key(0))
+    assert isinstance(model, Separate)
     alone = Separate(
         values=model.values, keys=model.keys[:, :rank], queries=model.queries[:, :rank]
     )
     return staircase(Population(task), alone, probes=0)
-
-
-@eqx.filter_jit
-def _draw(start: PaddedInitialiser, rank: Int[Array, ""], key: PRNGKeyArray) -> Separate:
-    return eqx.tree_at(lambda p: p.rank, start, rank)(key)
 
 
 def _train(
@@ -179,31 +178,12 @@ def _train(
     ranks: Sequence[int],
     seeds: int,
     marks: Float[np.ndarray, " T"],
-    flow: Callable[..., dict[str, Array]],
 ) -> dict[str, np.ndarray]:
     """Loss, values [rank, seed, point] and the clock [rank, point] of all seeds, together."""
-    keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
-    record = flow(loss, start, jnp.asarray(ranks), keys, jnp.asarray(marks))
-    clock = np.broadcast_to(marks, (len(ranks), len(marks)))
-    return {"clock": clock, **{name: np.asarray(value) for name, value in record.items()}}
-
-
-def _flow(
-    loss: Moments,
-    start: PaddedInitialiser,
-    ranks: Int[Array, " n"],
-    keys: Key[Array, " seeds"],
-    marks: Float[Array, " T"],
-) -> dict[str, Array]:
-    def one(rank: Int[Array, ""], key: PRNGKeyArray) -> dict[str, Array]:
-        flow = StabilisedFlow(marks[-1], TOLERANCE)
-        record = ["loss", "values"]
-        return simulate(loss, _draw(start, rank, key), flow, saveat=marks, record=record).record
-
-    return jax.vmap(lambda rank: jax.vmap(lambda key: one(rank, key))(keys))(ranks)
-
-
-_brief_flow, _long_flow = eqx.filter_jit(_flow), long_running(_flow)
+    flow = Flow(TOLERANCE, solver=Chebyshev())
+    how: dict[str, Any] = {"saveat": marks, "axes": {"rank": ranks}, "record": ["loss", "values"]}
+    found = trained(loss, start, flow, seeds=seeds, **how)
+    return {"clock": np.broadcast_to(marks, (len(ranks), len(marks))), **found}
 
 
 def _final_values(task: Task, rank: int) -> Float[np.ndarray, " H"]:

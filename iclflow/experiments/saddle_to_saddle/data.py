@@ -4,6 +4,8 @@ Five heads, all blocks trained, on P = 80,000 sequences, six seeds, until every 
 D drops; the same starts in the population; and the staircase that the initial weights predict.
 """
 
+from typing import Any
+
 import jax
 import numpy as np
 import xarray as xr
@@ -24,17 +26,15 @@ from iclflow.experiments.runs import (
     Variable,
     at,
     clock,
-    draw,
     first_crossing,
     labelled,
     spread,
-    train,
+    trained,
 )
 from iclflow.experiments.saddle_to_saddle.claims import staircase_claims
 from iclflow.losses import Population, Sequences
-from iclflow.models import Blocks, ConvNet, Separate
+from iclflow.models import Blocks, ConvNet, Separate, draw_model, draw_models
 from iclflow.runs.simulate import simulate
-from iclflow.runs.sweep import draw_model
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.scalar_ode import X_MID, paper_duration, value_course
 from iclflow.theory.drops.staircase import Staircase, staircase
@@ -71,15 +71,17 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     report(0, 5)
     task = four_input_task()
     init = Separate.initialiser(task, heads=HEADS, rank=RANK, scale=SCALE, blocks=Blocks.FULL)
-    models = draw(init, range(SEEDS))
+    models = draw_models(init, range(SEEDS))
     assert isinstance(models, Separate)
     modes, stairs = Modes.of(Population(task)), predict(models)
     last = MARGIN * max(float(s.times[-1]) for s in stairs) / (2 * RATE)
     marks = spread(int(np.ceil(last / 1000)) * 1000)
     report(1, 5)
-    sample = train(four_input_moments(quick), models, RATE, marks)
+    options: dict[str, Any] = {"seeds": SEEDS, "record": ["loss", "weights"]}
+    descent = Descent(RATE)
+    sample = trained(four_input_moments(quick), init, descent, saveat=marks, **options)
     report(2, 5)
-    population = train(four_input_population(), models, RATE, marks)
+    population = trained(four_input_population(), init, descent, saveat=marks, **options)
     report(3, 5)
     coordinates = clock(marks, RATE)
     time = coordinates["time"][1]
@@ -118,7 +120,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         _blocks(sample),
         "largest entry of the extra blocks on P sequences",
     )
-    half = train(four_input_population(), models, RATE / 2, 2 * marks)
+    half = trained(four_input_population(), init, Descent(RATE / 2), saveat=2 * marks, **options)
     variables["conserved_drift"] = (
         ("rate_halved",),
         _conserved(population, half),
@@ -153,7 +155,7 @@ def _run_variables(
     prefix: str, run: dict[str, np.ndarray], time: np.ndarray, levels: np.ndarray
 ) -> dict[str, Variable]:
     """Curves of one set of runs, its stages, and its weights in the middle of each plateau."""
-    loss, values = run["loss"], run["values"][..., 0, 0]
+    loss, values = run["loss"], run["values"]
     keys, queries = run["keys"][..., 0, :], run["queries"][..., 0, :]
     middle = (levels[:-1] + levels[1:]) / 2
     drops = np.array([[first_crossing(time, row, m) for m in middle] for row in loss])
@@ -247,8 +249,8 @@ def _equivalence(task: Task) -> dict[str, Variable]:
     init = Separate.initialiser(task, heads=HEADS, scale=CHECK_SCALE)
     model = draw_model(init, jax.random.key(0))
     assert isinstance(model, Separate)
-    descent = Descent(RATE, CHECK_STEPS)
-    curves = [simulate(loss, m, descent).loss for m in (model, ConvNet.from_attention(model))]
+    pair = (model, ConvNet.from_attention(model))
+    curves = [simulate(loss, m, Descent(RATE), until=CHECK_STEPS).loss for m in pair]
     return {
         "check_attention": (("check",), curves[0], "ATTN_S on prompts, frozen blocks"),
         "check_convolution": (("check",), curves[1], "convolutional network, same prompts"),
@@ -260,7 +262,7 @@ def _conserved(whole: dict[str, np.ndarray], half: dict[str, np.ndarray]) -> np.
 
     def drift(run: dict[str, np.ndarray]) -> float:
         keys, queries = (np.sum(run[n] ** 2, axis=(3, 4)) for n in ("keys", "queries"))
-        values = run["values"][..., 0, 0] ** 2
+        values = run["values"] ** 2
         kept = np.stack([keys - queries, keys - values])  # [2, seed, time, head]
         return float(np.abs(kept[:, :, -1] - kept[:, :, 0]).max())
 

@@ -7,24 +7,23 @@ attention from the start, are then zero, and the zero blocks stay zero.
 """
 
 import itertools
-from collections.abc import Sequence
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float, Key, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from iclflow.diagnostics import find_stages
-from iclflow.dynamics.stabilised import StabilisedFlow
+from iclflow.dynamics import Flow
+from iclflow.dynamics.chebyshev import Chebyshev
 from iclflow.experiments.base import Claim, Progress, near
 from iclflow.experiments.four_inputs import CONTEXT, DATA_KEY, four_input_task
-from iclflow.experiments.runs import Variable, labelled
+from iclflow.experiments.runs import Variable, labelled, trained
 from iclflow.losses import AbstractLoss, Moments, ReducedFeatures, Sequences
-from iclflow.models import AbstractInitialiser, AbstractModel, Merged, Separate
+from iclflow.models import AbstractInitialiser, Merged, Separate
 from iclflow.models.softmax import SoftmaxInitialiser
-from iclflow.runs.simulate import simulate
 from iclflow.tasks.task import Task
 from iclflow.theory.fixed_points.levels import plateau_losses
 
@@ -52,10 +51,13 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     if not quick:
         jobs["merged_linear"] = (linear, merged, 1, MERGED_END)
         jobs["separate_linear"] = (linear, separate, seeds, END)
+    flow = Flow(TOLERANCE, solver=Chebyshev())
     variables: dict[str, Variable] = {}
     for i, (name, (loss, init, count, end)) in enumerate(jobs.items()):
         marks = np.concatenate([[0.0], np.linspace(end / 6, end, MARKS - 1)])
-        curves = np.asarray(_flow(loss, init, _keys(range(count)), jnp.asarray(marks)))
+        # One after another: seeds trained together would all wait for the one with shortest steps.
+        rows = [trained(loss, init, flow, saveat=marks, seeds=[s])["loss"] for s in range(count)]
+        curves = np.concatenate(rows)
         dims = (f"{name.removesuffix('_linear')}_time",)
         about = f"training loss, {name.replace('_', ', ')}"
         variables[name] = ((f"{dims[0][:-5]}_seed", *dims), curves, about)
@@ -94,25 +96,6 @@ def in_fours(task: Task, sequences: int, key: PRNGKeyArray) -> Sequences:
 def _moments(sequences: Sequences) -> Moments:
     """What linear attention needs of the same sequences."""
     return Moments.of(sequences.prompts, lengths=sequences.lengths, features=ReducedFeatures())
-
-
-def _keys(seeds: Sequence[int]) -> Key[Array, " seeds"]:
-    return jax.vmap(jax.random.key)(jnp.asarray(seeds))
-
-
-@eqx.filter_jit
-def _flow(
-    loss: AbstractLoss,
-    init: AbstractInitialiser,
-    keys: Key[Array, " seeds"],
-    marks: Float[Array, " T"],
-) -> Float[Array, "seeds T"]:
-    def one(key: PRNGKeyArray) -> Float[Array, " T"]:
-        model: AbstractModel = init(key)
-        return simulate(loss, model, StabilisedFlow(marks[-1], TOLERANCE), saveat=marks).loss
-
-    # One after another: seeds trained together would all wait for the one with shortest steps.
-    return jax.lax.map(one, keys)
 
 
 def claims(data: xr.Dataset) -> list[Claim]:

@@ -6,25 +6,26 @@ when the length varies.
 """
 
 import functools
+from typing import Any
 
 import jax
 import numpy as np
 import xarray as xr
 
+from iclflow.dynamics import Descent
 from iclflow.experiments.base import Claim, Progress, below, near
 from iclflow.experiments.four_inputs import CONTEXT, ROTATION_KEY, SPECTRUM, seed_count
 from iclflow.experiments.runs import (
     Variable,
     at,
     clock,
-    draw,
     first_crossing,
     labelled,
     spread,
-    train,
+    trained,
 )
 from iclflow.losses import Moments, Population
-from iclflow.models import Blocks, Merged, Separate
+from iclflow.models import Blocks, Merged, Separate, draw_models
 from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.one_drop import merged_course
@@ -56,9 +57,10 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     report(1, 3)
 
     init = Merged.initialiser(task, heads=MERGED_HEADS, scale=MERGED_SCALE, blocks=Blocks.FULL)
-    models = draw(init, range(seeds))
+    models = draw_models(init, range(seeds))
     marks = spread(MERGED_STEPS)
-    merged = train(loss, models, MERGED_RATE, marks)
+    options: dict[str, Any] = {"seeds": seeds, "record": ["loss", "weights"]}
+    merged = trained(loss, init, Descent(MERGED_RATE), saveat=marks, **options)
     merged_time = 2 * MERGED_RATE * marks
     start = at(models, 0).reduce()
     course = merged_course(population, start, merged_time, tolerance=1e-8)
@@ -67,11 +69,11 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     init = Separate.initialiser(
         task, heads=SEPARATE_HEADS, scale=SEPARATE_SCALE, blocks=Blocks.FULL
     )
-    models = draw(init, range(seeds))
+    models = draw_models(init, range(seeds))
     stairs = [staircase(population, at(models, s).reduce(), probes=0) for s in range(seeds)]
     last = MARGIN * max(float(s.times[-1]) for s in stairs) / (2 * SEPARATE_RATE)
     marks = spread(int(np.ceil(last / 1000)) * 1000)
-    separate = train(loss, models, SEPARATE_RATE, marks)
+    separate = trained(loss, init, Descent(SEPARATE_RATE), saveat=marks, **options)
     coordinates = clock(marks, SEPARATE_RATE)
     time = coordinates["time"][1]
     levels = np.asarray(plateau_losses(population))

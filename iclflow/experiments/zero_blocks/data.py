@@ -16,9 +16,8 @@ from iclflow.dynamics.sharpness import reference_minimum
 from iclflow.experiments.base import Claim, Progress, near
 from iclflow.experiments.runs import Variable, labelled
 from iclflow.losses import Moments
-from iclflow.models import Blocks, Merged
+from iclflow.models import Blocks, Merged, draw_model
 from iclflow.runs.simulate import simulate
-from iclflow.runs.sweep import draw_model
 from iclflow.tasks.prompts import PromptSet
 from iclflow.tasks.task import Task
 
@@ -71,7 +70,7 @@ def _relax(losses: Moments, like: Merged) -> tuple[Array, Array, Array]:
 
     def one(loss: Moments) -> tuple[Array, Array, Array]:
         start = reference_minimum(loss, like)
-        run = simulate(loss, start, Descent(RATE, STEPS), saveat=[0, STEPS])
+        run = simulate(loss, start, Descent(RATE), saveat=[0, STEPS])
         end = run.model
         blocks = jnp.concatenate([end.value_inputs.ravel(), end.key_labels.ravel()])
         return run.loss[0] - run.loss[1], jnp.sqrt(jnp.mean(blocks**2)), run.loss[1]
