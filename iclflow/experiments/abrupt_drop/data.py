@@ -170,7 +170,7 @@ def _parallel(runs: dict[str, dict[str, np.ndarray]], marks: np.ndarray) -> dict
         unit = flat / np.linalg.norm(flat, axis=-1, keepdims=True)
         return np.abs(np.einsum("shf,sgf->shg", unit, unit)).min(axis=(1, 2))
 
-    first, second = runs["mlp"]["first"], runs["mlp"]["second"][..., 0, 0]
+    first, second = runs["mlp"]["first"], runs["mlp"]["second"]
     start = np.einsum("sh,sg->shg", second[:, 0], second[:, 0])
     start -= np.einsum("shf,sgf->shg", first[:, 0], first[:, 0])
     weakest = (second[:, window] ** 2).min(axis=1)

@@ -116,7 +116,7 @@ def _on_plateaus(time: np.ndarray, loss: np.ndarray, levels: np.ndarray) -> np.n
 
 def _by_length(merged: dict[str, np.ndarray], population: Population) -> dict[str, Variable]:
     """The trained model's population loss at each length, beside the best for the average."""
-    values, first = merged["values"][0, -1, :, 0, 0], merged["merged"][0, -1]
+    values, first = merged["values"][0, -1], merged["merged"][0, -1]
     trained = np.einsum("h,hdc->dc", values, first)
     cross, second = np.asarray(population.cross[0]), np.asarray(population.second)
     covariance = np.asarray(population.covariance)
