@@ -5,7 +5,6 @@ from iclflow.dynamics.descent import Descent, DescentState
 from iclflow.dynamics.flow import Flow, FlowState
 from iclflow.dynamics.optimisers import AbstractOptimiser, Adam, GradientDescent, Momentum
 from iclflow.dynamics.sharpness import reference_minimum, sharpness, stable_rate
-from iclflow.dynamics.stabilised import StabilisedFlow
 
 __all__ = [
     "AbstractDynamics",
@@ -18,7 +17,6 @@ __all__ = [
     "FlowState",
     "GradientDescent",
     "Momentum",
-    "StabilisedFlow",
     "reference_minimum",
     "sharpness",
     "stable_rate",

@@ -27,17 +27,29 @@ class Flow(AbstractDynamics):
 
     The absolute tolerance is `tolerance` times the root mean square of the initial weights, so
     that starts of 1e-6 are followed as faithfully as starts of 1.
+
+    - `solver`: an adaptive solver of Diffrax, `diffrax.Tsit5()` unless given;
+      `iclflow.dynamics.chebyshev.Chebyshev()` is the one for long plateaus.
     """
 
     time: Float[Array, ""]
     tolerance: float = 1e-9
     max_steps: int = eqx.field(static=True, default=200_000)
+    solver: Any = None
 
-    def __init__(self, time: ArrayLike, tolerance: float = 1e-9, max_steps: int = 200_000) -> None:
-        """End time t/τ, relative tolerance of the solver, and its limit of steps."""
+    def __init__(
+        self,
+        time: ArrayLike,
+        tolerance: float = 1e-9,
+        max_steps: int = 200_000,
+        *,
+        solver: Any = None,
+    ) -> None:
+        """End time t/τ, relative tolerance of the solver, its limit of steps, and itself."""
         self.time = jnp.asarray(time, dtype=float)
         self.tolerance = tolerance
         self.max_steps = max_steps
+        self.solver = solver
 
     def __check_init__(self) -> None:
         if not isinstance(self.time, Tracer) and not float(self.time) > 0:
@@ -78,7 +90,7 @@ class Flow(AbstractDynamics):
         absolute = self.tolerance * jnp.maximum(state.scale, jnp.finfo(marks.dtype).tiny)
         solution = diffrax.diffeqsolve(
             diffrax.ODETerm(slope),
-            diffrax.Tsit5(),
+            diffrax.Tsit5() if self.solver is None else self.solver,
             t0=state.time,
             t1=jnp.maximum(marks[-1], state.time),
             dt0=None,

@@ -17,7 +17,8 @@ import xarray as xr
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 
 from iclflow.diagnostics import find_stages
-from iclflow.dynamics.stabilised import StabilisedFlow
+from iclflow.dynamics import Flow
+from iclflow.dynamics.chebyshev import Chebyshev
 from iclflow.experiments.base import Claim, Progress, near
 from iclflow.experiments.four_inputs import CONTEXT, DATA_KEY, four_input_task
 from iclflow.experiments.runs import Variable, labelled
@@ -111,7 +112,9 @@ def _flow(
 ) -> Float[Array, "seeds T"]:
     def one(key: PRNGKeyArray) -> Float[Array, " T"]:
         model: AbstractModel = init(key)
-        return simulate(loss, model, StabilisedFlow(marks[-1], TOLERANCE), saveat=marks).loss
+        return simulate(
+            loss, model, Flow(marks[-1], TOLERANCE, solver=Chebyshev()), saveat=marks
+        ).loss
 
     # One after another: seeds trained together would all wait for the one with shortest steps.
     return jax.lax.map(one, keys)
