@@ -122,7 +122,7 @@ class Chebyshev(diffrax.AbstractAdaptiveSolver[State]):
         dense = {"y0": y0, "y1": y1, "k0": restore(size * first), "k1": restore(size * last)}
         state = (last, *_power(after, moved - last, vector))
         failed = diffrax.RESULTS.nonlinear_divergence  # counts only if the step is not rejected
-        result = diffrax.RESULTS.where(fits, diffrax.RESULTS.successful, failed)
+        result = diffrax.RESULTS.where(fits, diffrax.RESULTS.successful, failed)  # pyright: ignore
         return y1, restore(estimate), dense, state, result
 
 
