@@ -74,7 +74,7 @@ CONVERSION = (
     f"{PAPER_WINDOW / PUBLISHED_STEPS:.3f} a step; its keys and queries start √(D/(D+1)) smaller"
 )
 
-TOLERANCE = 1e-4  # of a step of the flow: drop times to 2% at worst
+TOLERANCE = 1e-4  # of a step of the flow: drop times to 2%
 
 
 class PaddedInitialiser(AbstractInitialiser):
