@@ -8,7 +8,6 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import iclflow as icl
-from iclflow.dynamics.stabilised import StabilisedFlow
 from iclflow.experiments.in_weight import data as in_weight
 from iclflow.experiments.in_weight import figure as in_weight_plots
 from iclflow.experiments.low_rank import data as low_rank
@@ -29,43 +28,6 @@ def ranks() -> xr.Dataset:
 @pytest.fixture(scope="module")
 def portions() -> xr.Dataset:
     return in_weight.compute_fig5(quick=True)
-
-
-def model(rank: int = 2, scale: float = 0.3) -> icl.Separate:
-    return icl.Separate.initialiser(TASK, heads=3, rank=rank, scale=scale)(jax.random.key(3))
-
-
-@pytest.mark.parametrize("tolerance", [1e-3, 1e-5])
-def test_stabilised_flow_follows_the_flow(tolerance: float) -> None:
-    """Second order: the error falls as tolerance^(2/3), and both solvers meet."""
-    loss, marks = icl.Population(TASK), np.array([0.0, 5.0, 20.0, 60.0, 200.0])
-    exact = icl.simulate(loss, model(), icl.Flow(200.0), saveat=marks)
-    found = icl.simulate(loss, model(), StabilisedFlow(200.0, tolerance), saveat=marks)
-    np.testing.assert_allclose(found.loss, exact.loss, atol=0.3 * tolerance ** (2 / 3))
-    assert float(found.stopped) == 200.0
-
-
-def test_stabilised_flow_takes_few_steps_where_descent_takes_many() -> None:
-    """On a long plateau its steps are far beyond the limit 2/ρ of an explicit Euler step."""
-    loss = icl.Population(TASK)
-    start = model(rank=1, scale=1e-3)
-    run = icl.simulate(loss, start, StabilisedFlow(3e5, 1e-3), saveat=np.array([0.0, 3e5]))
-    euler = 3e5 * float(icl.sharpness(loss, run.model)) / 2 / 2
-    assert int(run.state.progress.steps) * 20 < euler
-
-
-def test_stabilised_flow_can_be_resumed_and_says_when_it_gives_up() -> None:
-    loss, whole = icl.Population(TASK), np.array([0.0, 10.0, 50.0])
-    flow = StabilisedFlow(50.0, 1e-4)
-    once = icl.simulate(loss, model(), flow, saveat=whole)
-    half = icl.simulate(loss, model(), flow, saveat=whole[:2])
-    rest = icl.simulate(loss, model(), flow, saveat=whole[2:], state=half.state)
-    np.testing.assert_allclose(rest.loss[-1], once.loss[-1], rtol=1e-12)
-    short = icl.simulate(loss, model(), StabilisedFlow(50.0, 1e-4, max_steps=2), saveat=whole)
-    assert short.result == icl.RESULTS.step_limit
-    assert np.isnan(short.loss[-1])
-    with pytest.raises(ValueError, match="positive end time"):
-        StabilisedFlow(0.0)
 
 
 def test_padded_pairs_stay_empty_and_change_nothing() -> None:
