@@ -109,7 +109,7 @@ def _strip(
 ) -> None:
     kept = np.isfinite(found["loss"].values)
     times, match = found["time"].values[kept], found["algorithm"].values[kept]
-    margins = found["margin"].values[kept]
+    margins = np.nan_to_num(found["margin"].values[kept])
     for k in range(len(times) - 1):
         colour = _PALE[list(names).index(match[k]) % len(_PALE)]
         shade = 0.25 + 0.75 * float(margins[k])
