@@ -13,7 +13,7 @@ from iclflow.tasks.distributions import Rademacher
 from iclflow.tasks.prompt import Prompt
 from iclflow.tasks.task import ContextLabels, Task
 from iclflow.theory import (
-    GradientDescent,
+    GradientSteps,
     InWeight,
     OrdinaryLeastSquares,
     Ridge,
@@ -157,7 +157,7 @@ def test_bayes_beats_every_rival(name):
         zero_predictor(task),
         OrdinaryLeastSquares(),
         Ridge(1.0),
-        GradientDescent(eye, 2),
+        GradientSteps(eye, 2),
         InWeight.of(task),
     ]
     errors = np.asarray(squared_errors([best, *rivals], task, jax.random.split(key(5), COUNT)))

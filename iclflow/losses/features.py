@@ -12,8 +12,9 @@ from iclflow.linalg import pack_dual, pack_symmetric
 from iclflow.losses.base import AbstractLoss
 from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
+from iclflow.results.progress import Progress
 from iclflow.tasks.prompt import Prompt, map_prefixes
-from iclflow.tasks.prompts import Progress, PromptSet
+from iclflow.tasks.prompts import PromptSet
 from iclflow.tasks.task import Task
 
 NOT_LINEAR = "its prediction is linear in no fixed features of the prompt; use Sequences"

@@ -11,7 +11,8 @@ from iclflow.losses.base import AbstractLoss
 from iclflow.losses.features import AbstractFeatureMap, Features, FullFeatures, extract
 from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractLinearModel, AbstractModel
-from iclflow.tasks.prompts import Progress, PromptSet
+from iclflow.results.progress import Progress
+from iclflow.tasks.prompts import PromptSet
 from iclflow.tasks.task import Task
 
 CHUNK_BYTES = 64 * 2**20  # features of one chunk of prompts

@@ -19,7 +19,7 @@ from iclflow.losses.features import features_bytes
 from iclflow.losses.memory import RESERVE, available_bytes
 from iclflow.losses.moments import moments_bytes
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
-from iclflow.tasks.prompts import Progress
+from iclflow.results.progress import Progress
 from iclflow.tasks.task import Task
 
 

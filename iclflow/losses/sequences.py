@@ -10,8 +10,9 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from iclflow.losses.base import AbstractLoss
 from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractModel
+from iclflow.results.progress import Progress
 from iclflow.tasks.prompt import Prompt
-from iclflow.tasks.prompts import Progress, PromptSet
+from iclflow.tasks.prompts import PromptSet
 from iclflow.tasks.task import Task
 
 

@@ -1,7 +1,7 @@
 """Data and training of the published code, at the cheapest exact level."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import equinox as eqx
 import jax
@@ -16,6 +16,7 @@ from iclflow.losses.select import select
 from iclflow.models import AbstractInitialiser, AbstractModel
 from iclflow.published.options import Options
 from iclflow.published.weights import InitConvention, PublishedInitialiser, value_weights
+from iclflow.results.progress import Progress
 from iclflow.runs.sweep import sweep
 from iclflow.tasks.prompt import Normaliser, Prompt
 from iclflow.tasks.prompts import PromptSet
@@ -23,7 +24,6 @@ from iclflow.tasks.spectra import named_spectrum
 from iclflow.tasks.task import ContextLabels, Task
 
 CHUNK_BYTES = 64 * 2**20  # features of one chunk of prompts
-Progress = Callable[[float, float], None]
 
 
 def published_task(options: Options, key: PRNGKeyArray) -> Task:

@@ -13,11 +13,11 @@ from iclflow.dynamics import AbstractDynamics, Descent
 from iclflow.losses import AbstractLoss, Population, population_moments
 from iclflow.losses.select import Choice
 from iclflow.models import MLP, AbstractInitialiser, AbstractLinearModel, AbstractModel, Blocks
+from iclflow.results.progress import Progress
 from iclflow.runs.labels import OUTCOMES
 from iclflow.runs.record import FixedPointDistance
 from iclflow.runs.sweep import Vary, draw_model, sweep
 from iclflow.study.settings import Settings
-from iclflow.tasks.prompts import Progress
 from iclflow.tasks.task import ContextLabels, Task
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Study:
             tests["fixed_point_distance"] = FixedPointDistance.of(task)
         return cls(settings, task, init, choice, loss, dynamics, tests)
 
-    def run(self, progress: Callable[[float, float], None] | None = None) -> xr.Dataset:
+    def run(self, progress: Progress | None = None) -> xr.Dataset:
         """Train all seeds."""
         settings, vary = self.settings, Vary(self.settings.vary)
         offsets = iter(range(settings.seeds))

@@ -1,6 +1,6 @@
 """A finite set of prompts that can be generated in chunks, again and again, in bounded memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import equinox as eqx
 import jax
@@ -10,8 +10,6 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from iclflow.linalg import symmetric_power
 from iclflow.tasks.prompt import Prompt
 from iclflow.tasks.task import Draw, NormalTasks, Task
-
-Progress = Callable[[int, int], None]  # (prompts done, prompts in all)
 
 
 class Matching(eqx.Module):

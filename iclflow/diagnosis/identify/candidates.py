@@ -12,7 +12,7 @@ from iclflow.tasks.distributions import NormalTasks, TaskPool
 from iclflow.tasks.task import Task
 from iclflow.theory import (
     AbstractPredictor,
-    GradientDescent,
+    GradientSteps,
     InWeight,
     Modes,
     OrdinaryLeastSquares,
@@ -64,15 +64,15 @@ def candidates(task: Task, *, sequences: int = 2000, seed: int = 0) -> dict[str,
     return _merge(found, prompts)
 
 
-def _best_descent(task: Task, steps: int, prompts: Prompts) -> GradientDescent:
+def _best_descent(task: Task, steps: int, prompts: Prompts) -> GradientSteps:
     """`steps` steps of plain descent at the rate with the least loss on the prompts."""
     largest = float(task.spectrum[0]) * LengthMoments.of(task).pairs
     rates = jnp.geomspace(0.05, 2.0, 40) / (largest if largest > 0 else 1.0)
     identity = jnp.eye(task.size)
-    stacked = jax.vmap(lambda rate: GradientDescent(rate * identity, steps))(rates)
+    stacked = jax.vmap(lambda rate: GradientSteps(rate * identity, steps))(rates)
     targets = prompts.each(lambda prompt: prompt.target[0])
     losses = jnp.mean((prompts.predict_stacked(stacked) - targets[None]) ** 2, axis=1)
-    return GradientDescent(rates[jnp.argmin(losses)] * identity, steps)
+    return GradientSteps(rates[jnp.argmin(losses)] * identity, steps)
 
 
 def ridges_of(task: Task) -> Float[np.ndarray, " K"]:
