@@ -1,12 +1,11 @@
 """What an experiment is: data for a figure, and the claims that the data can settle."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Protocol
 
 import xarray as xr
 
-Progress = Callable[[float, float], None]  # (done, total)
+from iclflow.results.progress import Progress
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,12 +11,12 @@ from typing import Any
 import xarray as xr
 from PIL import Image
 
-from iclflow.experiments.base import Progress
 from iclflow.report.entries import Figure, Source
 from iclflow.report.outcome import Outcome
 from iclflow.results.files import replacing
 from iclflow.results.netcdf import load, replace
 from iclflow.results.pictures import save_figure
+from iclflow.results.progress import Progress
 from iclflow.results.provenance import code_key, content_key
 
 DRAFT_DPI = 120.0  # of pictures in the quick form

@@ -16,6 +16,7 @@ from typing import Any
 
 from iclflow.report.entries import Figure
 from iclflow.report.outcome import Outcome
+from iclflow.results.progress import Progress
 
 Watch = Callable[[str, float, Outcome | None], None]  # (figure, fraction done, its outcome)
 Work = Sequence[Figure]  # the figures of one experiment
@@ -130,7 +131,7 @@ def _serve(connection: Connection, out: Path, quick: bool) -> None:
         connection.send(make(figures, out, quick, _fraction(connection.send)))
 
 
-def _fraction(send: Callable[[float], None]) -> Callable[[float, float], None]:
+def _fraction(send: Callable[[float], None]) -> Progress:
     """Progress (done, total) as a fraction, at most ten times a second."""
     last = -float("inf")
 

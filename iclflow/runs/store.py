@@ -12,7 +12,7 @@ import numpy as np
 
 from iclflow.results.provenance import code_key, content_key
 from iclflow.results.tensors import load_metadata, load_tree, save_tree, write_tensors
-from iclflow.runs.batch import Piece, Progress
+from iclflow.runs.batch import Piece, Standing
 
 SAVE_EVERY = 5.0  # seconds between two states on disk, so that saving never costs much
 SNAPSHOTS = 32  # weights kept on disk over a run, at marks spread evenly
@@ -41,7 +41,7 @@ class Store:
     def _file(self, number: int) -> Path:
         return self.folder / f"batch-{number:04d}.safetensors"
 
-    def resume(self, number: int, progress: Progress) -> None:
+    def resume(self, number: int, progress: Standing) -> None:
         """Take up what the folder has of a batch."""
         file = self._file(number)
         if not file.exists():
@@ -50,7 +50,7 @@ class Store:
         progress.state, progress.record = found["state"], found["record"]
         progress.mark, progress.done = float(found["mark"]), int(found["done"])
 
-    def save(self, number: int, progress: Progress, now: bool) -> None:
+    def save(self, number: int, progress: Standing, now: bool) -> None:
         """The progress of a batch, unless it was saved a moment ago."""
         if now or time.monotonic() - self.saved >= SAVE_EVERY:
             save_tree(self._file(number), progress.tree(), {"content_key": self.key})

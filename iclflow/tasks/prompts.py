@@ -18,8 +18,6 @@ from iclflow.tasks.prompt import Prompt, map_prefixes
 from iclflow.tasks.task import Draw, require_task
 from iclflow.tasks.task_vectors import Normal
 
-Progress = Callable[[int, int], None]  # (prompts done, prompts in all)
-
 
 class AbstractPromptSet(eqx.Module):
     """`count` prompts of one shape, each to be had by its number."""

@@ -17,7 +17,7 @@ from iclflow.tasks.task import Task
 from iclflow.tasks.task_vectors import Normal, Pool
 from iclflow.theory import (
     AbstractPredictor,
-    GradientDescent,
+    GradientSteps,
     InWeight,
     LinearPredictor,
     Modes,
@@ -113,15 +113,15 @@ def partial_group(modes: Modes, chosen: tuple[int, ...]) -> tuple[int, ...]:
     return next(split, ())
 
 
-def _best_descent(task: Task, steps: int, prompts: StackedPrompts) -> GradientDescent:
+def _best_descent(task: Task, steps: int, prompts: StackedPrompts) -> GradientSteps:
     """`steps` steps of plain descent at the rate with the least loss on the prompts."""
     largest = float(task.spectrum[0]) * LengthMoments.of(task).pairs
     rates = jnp.geomspace(0.05, 2.0, 40) / (largest if largest > 0 else 1.0)
     identity = jnp.eye(task.size)
-    stacked = jax.vmap(lambda rate: GradientDescent(rate * identity, steps))(rates)
+    stacked = jax.vmap(lambda rate: GradientSteps(rate * identity, steps))(rates)
     targets = each(prompts, lambda prompt: prompt.target[0])
     losses = jnp.mean((predict_stacked(prompts, stacked) - targets[None]) ** 2, axis=1)
-    return GradientDescent(rates[jnp.argmin(losses)] * identity, steps)
+    return GradientSteps(rates[jnp.argmin(losses)] * identity, steps)
 
 
 def ridges_of(task: Task) -> Float[np.ndarray, " K"]:
