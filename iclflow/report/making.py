@@ -1,7 +1,6 @@
 """One experiment of a report: its data, reused where finished, its claims and its figures."""
 
 import hashlib
-import importlib
 import importlib.util
 import json
 import os
@@ -10,7 +9,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ import xarray as xr
 from PIL import Image
 
 from iclflow.experiments.base import Progress
+from iclflow.experiments.entry import Figure, Source
 from iclflow.plots.style import save_figure
-from iclflow.report.entries import Figure, Source
 from iclflow.report.outcome import Outcome
 from iclflow.results.netcdf import load, save
 from iclflow.runs.labels import content_key, science
@@ -40,7 +39,7 @@ def make(
     status = "reused" if reused else "computed"
     first, *others = figures
     return [
-        _draw(first, data, status, out, quick, source.claims),
+        _draw(first, data, status, out, quick, settle=True),
         *(_draw(figure, data, status, out, quick) for figure in others),
     ]
 
@@ -69,10 +68,9 @@ def _data(
         except ValueError:
             pass  # unreadable: made again
     began = time.perf_counter()
-    compute = named(f"{source.module}:{source.compute}")
     keep = {"folder": out / source.checkpoints(quick)} if source.resumes else {}
     with _whole():
-        data: xr.Dataset = compute(quick=quick, progress=progress, **keep)
+        data: xr.Dataset = source.compute(quick=quick, progress=progress, **keep)
     extra = {"content_key": key, "compute_seconds": time.perf_counter() - began}
     data = data.assign_attrs({k: _storable(v) for k, v in {**data.attrs, **extra}.items()})
     partial = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.nc")
@@ -90,14 +88,15 @@ def _draw(
     status: str,
     out: Path,
     quick: bool,
-    settle: str | None = None,
+    *,
+    settle: bool = False,
 ) -> Outcome:
-    """The drawing of one figure, and the claims that the function `settle` settles."""
+    """The drawing of one figure, and the claims that its data settle."""
     began, claims, error = time.perf_counter(), (), ""
     try:
-        if settle is not None:
-            claims = tuple(named(settle)(data))
-        drawn = named(figure.draw)(data)
+        if settle:
+            claims = tuple(figure.source.claims(data))
+        drawn = figure.draw(data)
         dpi = DRAFT_DPI if quick else None
         picture = save_figure(drawn, out / "figures" / f"{figure.name}.png", dpi=dpi)
         if quick:
@@ -127,12 +126,6 @@ def _draft(picture: Path) -> None:
         os.replace(partial, picture.with_suffix(".pdf"))
     finally:
         partial.unlink(missing_ok=True)
-
-
-def named(path: str) -> Callable[..., Any]:
-    """The function `module:function`."""
-    module, _, function = path.partition(":")
-    return getattr(importlib.import_module(module), function)
 
 
 @contextmanager

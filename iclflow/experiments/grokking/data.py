@@ -29,15 +29,12 @@ from iclflow.diagnostics import (
 )
 from iclflow.dynamics import Adam, Descent
 from iclflow.experiments.base import Progress
-from iclflow.experiments.grokking.claims import claims
 from iclflow.experiments.runs import Variable, draw, labelled
 from iclflow.linalg import FactoredMatrix
 from iclflow.runs.record import OfModel
 from iclflow.runs.training import Training, own_folder, train
 from iclflow.transformers.modular import ModularInitialiser, ModularTransformer
 from iclflow.transformers.modular_addition import split_pairs
-
-__all__ = ["SMALL", "STANDARD", "Preset", "claims", "compute", "marks"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,6 @@ from jaxtyping import Array, Float, Int
 from iclflow.dynamics import Descent
 from iclflow.experiments.base import Progress
 from iclflow.experiments.four_inputs import CONTEXT, QUICK_SEQUENCES, SEQUENCES
-from iclflow.experiments.in_weight.claims import claims_fig5, claims_fig10
 from iclflow.experiments.runs import MARKS, Variable, clock, labelled, long_running
 from iclflow.linalg import packed_pairs
 from iclflow.losses import Moments, population_moments
@@ -26,8 +25,6 @@ from iclflow.runs.simulate import simulate
 from iclflow.runs.sweep import draw_model
 from iclflow.tasks.task import ContextLabels, Task
 from iclflow.theory.fixed_points.levels import plateau_losses
-
-__all__ = ["claims_fig5", "claims_fig10", "compute_fig5", "compute_fig10"]
 
 SIZE, HEADS = 4, 8
 PORTIONS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)

@@ -8,9 +8,8 @@ import jax
 import numpy as np
 import xarray as xr
 
-from iclflow.diagnostics import find_stages
 from iclflow.dynamics import Descent
-from iclflow.experiments.base import Claim, Progress
+from iclflow.experiments.base import Progress
 from iclflow.experiments.four_inputs import (
     CONTEXT,
     QUICK_SEQUENCES,
@@ -25,12 +24,12 @@ from iclflow.experiments.runs import (
     at,
     clock,
     draw,
+    drop_counts,
     first_crossing,
     labelled,
     spread,
     train,
 )
-from iclflow.experiments.saddle_to_saddle.claims import staircase_claims
 from iclflow.losses import Population, Sequences
 from iclflow.models import Blocks, ConvNet, Separate
 from iclflow.runs.simulate import simulate
@@ -101,8 +100,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     }
     variables |= _run_variables("", sample, time, levels)
     variables |= _run_variables("population_", population, time, levels)
-    stages = [find_stages(time, row, resamples=0) for row in sample["loss"]]
-    counts = [len(s.drops) for s in stages]
+    counts = drop_counts(time, sample["loss"])
     variables["drop_count"] = (("seed",), counts, "drops found by the detector")
     for prefix in ("", "population_"):
         values, drops = variables[f"{prefix}values"][1], variables[f"{prefix}drop_time"][1]
@@ -265,8 +263,3 @@ def _conserved(whole: dict[str, np.ndarray], half: dict[str, np.ndarray]) -> np.
         return float(np.abs(kept[:, :, -1] - kept[:, :, 0]).max())
 
     return np.array([drift(whole), drift(half)])
-
-
-def claims(data: xr.Dataset) -> list[Claim]:
-    """Everything the paper says about the staircase of Figs 3 and 7."""
-    return staircase_claims(data)

@@ -16,9 +16,8 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 
-from iclflow.diagnostics import find_stages
 from iclflow.dynamics.stabilised import StabilisedFlow
-from iclflow.experiments.base import Claim, Progress, near
+from iclflow.experiments.base import Progress
 from iclflow.experiments.four_inputs import CONTEXT, DATA_KEY, four_input_task
 from iclflow.experiments.runs import Variable, labelled
 from iclflow.losses import AbstractLoss, Features, Moments, ReducedFeatures, Sequences
@@ -115,44 +114,3 @@ def _flow(
 
     # One after another: seeds trained together would all wait for the one with shortest steps.
     return jax.lax.map(one, keys)
-
-
-def claims(data: xr.Dataset) -> list[Claim]:
-    """One drop against several, counted by the detector of plateaus."""
-    merged = _drops(data, "merged")
-    separate = _drops(data, "separate")
-    fewest = min(separate)
-    return [
-        near(
-            "v2-softmax-merged", "softmax attention with merged key and query drops once",
-            "Fig. 1, v2", 1.0, float(max(merged, key=lambda n: abs(n - 1))), 0.0, "a count",
-            f"drops found on a logarithmic clock{_linear(data, 'merged')}",
-        ),
-        Claim(
-            "v2-softmax-separate", "softmax attention with separate key and query drops several "
-            "times", "Fig. 3, v2", "at least 2", float(fewest), 2.0, fewest >= 2, "a count",
-            f"drops of each seed {_listed(separate)}{_linear(data, 'separate')}; drops that "
-            f"overlap count as one, so with a quarter of the time resolution "
-            f"{_listed(_drops(data, 'separate', coarser=4))}",
-        ),
-    ]  # fmt: skip
-
-
-def _drops(data: xr.Dataset, name: str, coarser: int = 1) -> list[int]:
-    time = data[f"{name.removesuffix('_linear')}_time"].values
-    return [
-        # Drops are close to one another here, so every save point counts.
-        len(find_stages(time, loss, resamples=0, resolution=time.size // coarser).drops)
-        for loss in data[name].values
-    ]
-
-
-def _linear(data: xr.Dataset, name: str) -> str:
-    """The drops of linear attention in the same time, where it was trained too."""
-    if f"{name}_linear" not in data:
-        return ""
-    return f"; linear attention in the same time {_listed(_drops(data, f'{name}_linear'))}"
-
-
-def _listed(counts: list[int]) -> str:
-    return ", ".join(str(count) for count in counts)
