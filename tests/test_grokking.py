@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from iclflow.experiments import runs
+from iclflow.experiments.grokking import claims as grokking_claims
 from iclflow.experiments.grokking import data as grokking
 from iclflow.transformers.modular import ModularInitialiser
 from iclflow.transformers.modular_addition import ModularAddition, cross_entropies, split_pairs
@@ -186,6 +187,6 @@ def test_small_preset_groks():
     when_memorised = data["test_accuracy"].values[np.arange(data.sizes["seed"]), at]
     assert np.all(when_memorised < 0.5)
     assert np.all(data["grokked"] >= 5 * data["memorised"])
-    verdicts = {claim.id: claim.holds for claim in grokking.claims(data)}
+    verdicts = {claim.id: claim.holds for claim in grokking_claims.claims(data)}
     assert verdicts["lt-grok-generalises"]
     assert verdicts["lt-grok-delay"]

@@ -48,7 +48,7 @@ BROKEN_IMAGES = (
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    figures = [small.figure("fig1"), small.figure("fig2", compute="compute_nothing")]
+    figures = [small.figure("fig1"), small.figure("fig2", compute=small.HERE.compute_nothing)]
     return build(figures, tmp_path_factory.mktemp("report"))
 
 

@@ -26,7 +26,7 @@ def film_scene(runs: xr.Dataset, seed: int | None = None) -> xr.Dataset:
     except ValueError:
         settings = task = None
     layer = jax.vmap(lambda m: m.as_attention())(
-        recorded_models(run, settings.model if settings else "")
+        recorded_models(run, None if settings is None else settings.initialiser(settings.task()))
     )
     if layer is None or layer.values.shape[2] > 1:
         raise ValueError("only the weights of attention with one output can be animated")

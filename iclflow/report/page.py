@@ -16,12 +16,10 @@ import jinja2
 from markupsafe import Markup, escape
 
 import iclflow
-from iclflow.report import first_paper, second_paper
-from iclflow.report.entries import Figure, Paper
+from iclflow.experiments.entry import Figure
 from iclflow.report.figures import choose
-from iclflow.report.first_paper import FIRST_PAPER, PUBLISHED
 from iclflow.report.outcome import Outcome
-from iclflow.report.second_paper import SECOND_PAPER
+from iclflow.report.papers import PAPERS, Paper
 from iclflow.results.files import write_text
 
 if TYPE_CHECKING:
@@ -75,8 +73,7 @@ def render(report: "Report", figures: Sequence[Figure]) -> str:
 
 def papers(figures: Sequence[Figure]) -> list[Paper]:
     """The papers that the figures are of."""
-    tables = ((first_paper.PAPER, FIRST_PAPER), (second_paper.PAPER, SECOND_PAPER))
-    return [paper for paper, table in tables if any(figure in table for figure in figures)]
+    return [paper for paper in PAPERS if any(figure in paper.figures for figure in figures)]
 
 
 def command(figures: Sequence[Figure], quick: bool) -> str:
@@ -111,7 +108,7 @@ def comparisons(figures: Sequence[Figure], outcomes: Mapping[str, Outcome]) -> l
     """Our time and the published code's, for the figures where both are known."""
     source = {figure.name: figure.source for figure in figures}
     found = []
-    for entry in PUBLISHED:
+    for entry in (entry for paper in PAPERS for entry in paper.published):
         made = [name for name in entry.figures if name in source]
         if made != list(entry.figures) or any(outcomes[n].status == "failed" for n in made):
             continue

@@ -8,7 +8,7 @@ from iclflow.experiments.schematics.figure import draw_merged
 from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
 
 
-def abrupt_drop_figure(data: xr.Dataset) -> Figure:
+def draw(data: xr.Dataset) -> Figure:
     """Left the schematic, right the loss of ATTN_M and of MLP(z) in the paper's window."""
     with style():
         figure = Figure(figsize=(2.08 * COLUMN, 0.78 * COLUMN))

@@ -12,7 +12,7 @@ NAMES = (r"$\mathbb{E}[y_q \mathbf{z}^\top]$",)
 NAMES += (r"$\mathbb{E}[y_q \mathbf{z}^\top]\,\mathbb{E}[\mathbf{z}\mathbf{z}^\top]^{-1}$",)
 
 
-def alignment_figure(data: xr.Dataset) -> Figure:
+def draw(data: xr.Dataset) -> Figure:
     """Rows: during the plateau, at convergence. Columns: ATTN_M, MLP, the data."""
     with style():
         figure = Figure(figsize=(2.08 * COLUMN, 0.92 * COLUMN))

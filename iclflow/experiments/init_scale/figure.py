@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
 
 
-def init_scale_figure(data: xr.Dataset) -> Figure:
+def draw(data: xr.Dataset) -> Figure:
     """Merged, separate, and the times of the drops against w."""
     with style():
         figure = Figure(figsize=(2.08 * COLUMN, 0.86 * COLUMN))

@@ -11,7 +11,7 @@ EXACT = {"color": "black", "linestyle": (0, (4, 3)), "linewidth": 1.0}
 PAPER = {"color": "0.45", "linestyle": ":", "linewidth": 1.2}
 
 
-def fixed_point_figure(data: xr.Dataset) -> Figure:
+def draw_fig1(data: xr.Dataset) -> Figure:
     """p₂q₁ simulated, a∞ of the paper, the exact flow; and how far apart they are."""
     products = data["products"].mean("seed").values
     exact = np.diag(data["a_exact"].values[-1])
@@ -75,7 +75,7 @@ def _deviation(axes: Axes, data: xr.Dataset) -> None:
     axes.legend(loc="upper left", fontsize=6, handlelength=1.2, borderaxespad=0.0)
 
 
-def dynamics_figure(data: xr.Dataset) -> Figure:
+def draw_fig2(data: xr.Dataset) -> Figure:
     """a_α(t) with both theories; the conserved quantity; what single modes conserve."""
     with style():
         figure = Figure(figsize=(2.08 * COLUMN, 0.8 * COLUMN))

@@ -11,7 +11,7 @@ from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
 _LEVEL = {"color": "0.8", "linewidth": 0.5, "zorder": 0}
 
 
-def stages_figure(data: xr.Dataset) -> Figure:
+def draw_fig3(data: xr.Dataset) -> Figure:
     """The staged loss at N = 200; training at N = 8; the error of the closed form against N."""
     with style():
         figure = Figure(figsize=(2.08 * COLUMN, 0.8 * COLUMN))
@@ -81,12 +81,12 @@ _DETECTORS = (
         "lag, epochs",
         "loss autocorrelation",
     ),
-    ("norm", r"$\mathrm{d}^2 \|p_2 q_1\|/\mathrm{d}(\ln t)^2$", "epochs", "norm of the weights"),
+    ("norm", r"$\mathrm{d}^2 \|p_2\|/\mathrm{d}(\ln t)^2$", "epochs", "norm of the weights"),
     ("baseline", r"$\mathrm{d}^2 L/\mathrm{d}(\ln t)^2$", "epochs", "loss (baseline)"),
 )
 
 
-def detectors_figure(data: xr.Dataset) -> Figure:
+def draw_fig4(data: xr.Dataset) -> Figure:
     """Three curvatures, their peaks marked, beside the half-times of the modes; the ranks."""
     with style():
         figure = Figure(figsize=(2.08 * COLUMN, 1.25 * COLUMN))
@@ -107,10 +107,10 @@ def _curvature(axes: Axes, data: xr.Dataset, name: str) -> None:
         label = r"$a_\alpha = a_\infty/2$" if i == 0 else None
         axes.axvline(half, color="0.55", linewidth=0.8, linestyle=(0, (4, 3)), label=label)
     axes.plot(time, values, color=COLOURS[0])
-    peaks = data[f"{name}_peaks"].values
+    bends = data[f"{name}_bends"].values
     axes.plot(
-        peaks, np.interp(peaks, time, values), "v" if name != "norm" else "^", color=COLOURS[1],
-        markersize=4, label="peaks",
+        bends, np.interp(bends, time, values), "v" if name != "norm" else "^", color=COLOURS[1],
+        markersize=4, label="a mode learned",
     )  # fmt: skip
     axes.set_xscale("log")
     axes.set_xlim(4, time[-1])

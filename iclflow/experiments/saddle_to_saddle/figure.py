@@ -10,7 +10,7 @@ from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
 HEAT = "RdBu_r"
 
 
-def saddle_to_saddle_figure(data: xr.Dataset) -> Figure:
+def draw_fig3(data: xr.Dataset) -> Figure:
     """(a) six seeds, the paper's window and the whole run; (b) value weights; (c) keys."""
     with style():
         figure = Figure(figsize=(2.08 * COLUMN, 1.62 * COLUMN))
@@ -109,7 +109,7 @@ def plot_keys(figure, data: xr.Dataset) -> None:
     figure.colorbar(image, ax=list(panels), shrink=0.8, pad=0.01, label="key weight")
 
 
-def plateau_times_figure(data: xr.Dataset) -> Figure:
+def draw_fig7(data: xr.Dataset) -> Figure:
     """Fig. 7: the times t_1 … t_D on one run, and the durations against two predictions."""
     with style():
         figure = Figure(figsize=(2.08 * COLUMN, 0.78 * COLUMN))

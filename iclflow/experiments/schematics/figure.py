@@ -68,7 +68,7 @@ def draw_merged(axes: Axes) -> Axes:
     return axes
 
 
-def schematics_figure(data: xr.Dataset) -> Figure:
+def draw(data: xr.Dataset) -> Figure:
     """Fig. 2 with the numbers of one prompt: a sum of three-layer convolutional networks."""
     with style():
         figure = Figure(figsize=(2.08 * COLUMN, 2.75))

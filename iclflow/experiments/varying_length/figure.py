@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
 
 
-def varying_length_figure(data: xr.Dataset) -> Figure:
+def draw(data: xr.Dataset) -> Figure:
     """Merged, separate, and the loss at every length."""
     with style():
         figure = Figure(figsize=(2.08 * COLUMN, 0.78 * COLUMN))
