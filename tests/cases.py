@@ -4,14 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from iclflow.models import (
-    Blocks,
-    Merged,
-    NetworkInitialiser,
-    Separate,
-    Softmax,
-    SoftmaxInitialiser,
-)
+from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate, Softmax
 from iclflow.tasks.inputs import Rademacher, StudentT
 from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.task import ContextLabels, Task
@@ -51,13 +44,13 @@ MODELS = {
 }
 
 NETWORKS = {
-    "mlp": lambda t, w: NetworkInitialiser(Merged.initialiser(t, heads=3, scale=w)),
-    "conv": lambda t, w: NetworkInitialiser(Separate.initialiser(t, heads=3, rank=2, scale=w)),
+    "mlp": lambda t, w: MLP.initialiser(t, heads=3, scale=w),
+    "conv": lambda t, w: ConvNet.initialiser(t, heads=3, rank=2, scale=w),
 }
 
 
 def softmax(task, heads=2, scale=0.5, blocks=Blocks.FULL):
-    return SoftmaxInitialiser(Merged.initialiser(task, heads=heads, scale=scale, blocks=blocks))
+    return Softmax.initialiser(task, heads=heads, scale=scale, blocks=blocks)
 
 
 def filled(model, key=KEY, size=0.1):

@@ -15,7 +15,7 @@ from iclflow.diagnostics import (
     head_parallelism,
     singular_values,
 )
-from iclflow.models import MLP, AbstractLinearModel, AbstractModel, ConvNet, Separate, Softmax
+from iclflow.models import AbstractModel, Separate
 from iclflow.tasks.task import Task
 from iclflow.theory import Modes
 
@@ -24,10 +24,9 @@ LEARNED = 0.1  # share of a mode that a head must make to be the head of that mo
 
 def geometry(models: AbstractModel, task: Task) -> dict[str, Any]:
     """Variables over time: effective rank; alignment (separate) or parallelism (merged)."""
-    part = models.attention if isinstance(models, Softmax) else models
-    if isinstance(part, MLP | ConvNet):
-        part = jax.vmap(lambda m: m.as_attention())(part)
-    assert isinstance(part, AbstractLinearModel)
+    part = jax.vmap(lambda m: m.as_attention())(models)
+    if part is None:
+        return {}
     label = {"long_name": "effective rank of the effective weights", "units": "1"}
     found: dict[str, Any] = {"effective_rank": ("time", np.asarray(_ranks(part)), label)}
     if isinstance(part, Separate):

@@ -1,7 +1,5 @@
 """Sharpness: the largest curvature of the loss, which bounds the rate of stable descent."""
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -9,7 +7,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from iclflow.losses import AbstractLoss
-from iclflow.models import MLP, AbstractModel, ConvNet, Merged, Separate, Softmax
+from iclflow.models import AbstractModel, Merged
 
 STABLE_FRACTION = 0.25  # of the limit 2 / sharpness: the default rate
 
@@ -58,21 +56,14 @@ def reference_minimum(loss: AbstractLoss, model: AbstractModel) -> AbstractModel
     This is where training from small weights ends, up to O(1/P) (merged: all heads parallel;
     separate: one head for R modes, E9), so its sharpness tells the stable rate beforehand.
     """
-    if isinstance(model, Softmax):
-        attention = reference_minimum(loss, model.attention)
-        return eqx.tree_at(lambda m: m.attention, model, attention)
-    if isinstance(model, MLP):
-        return MLP.from_attention(_merged_at(_minimum(loss, model), model.as_attention()))
-    if isinstance(model, ConvNet):
-        return ConvNet.from_attention(_separate_at(_minimum(loss, model), model.as_attention()))
-    if isinstance(model, Merged):
-        return _merged_at(_minimum(loss, model), model)
-    if isinstance(model, Separate):
-        return _separate_at(_minimum(loss, model), model)
-    raise ValueError(
-        f"the least-squares weights of {type(model).__name__} are not known in advance; "
-        f"give the rate"
-    )
+    attention = model.as_attention()
+    found = None if attention is None else model.at_minimum(_minimum(loss, attention))
+    if found is None:
+        raise ValueError(
+            f"the least-squares weights of {type(model).__name__} are not known in advance; "
+            f"give the rate"
+        )
+    return found
 
 
 def stable_rate(
@@ -102,47 +93,3 @@ def _minimum(loss: AbstractLoss, model: AbstractModel) -> Float[Array, "O O D D"
 
     solution, _ = jax.scipy.sparse.linalg.cg(product, -gradient(zero), tol=1e-8, maxiter=500)
     return solution.reshape(shape)
-
-
-def _merged_at(minimum: Float[Array, "O O D D"], like: Merged) -> Merged:
-    outputs = minimum.shape[0]
-    zero = jax.tree.map(jnp.zeros_like, like)
-    # [(o, p), (d, c)]: the SVD splits any M over heads, each balanced.
-    left, singular, right = jnp.linalg.svd(
-        minimum.reshape(outputs * outputs, -1), full_matrices=False
-    )
-    used = min(singular.size, like.values.shape[0])
-    root = jnp.sqrt(singular[:used])[:, None]
-    values = (left.T[:used] * root).reshape(used, outputs, outputs)
-    merged = (right[:used] * root).reshape(used, *minimum.shape[2:])
-    return eqx.tree_at(
-        lambda m: (m.values, m.merged),
-        zero,
-        (zero.values.at[:used].set(values), zero.merged.at[:used].set(merged)),
-    )
-
-
-def _separate_at(minimum: Float[Array, "O O D D"], like: Separate) -> Separate:
-    heads, rank, size = like.keys.shape
-    outputs = minimum.shape[0]
-    # Several outputs are averaged into one map: exact for one output, a guide for more.
-    matrix = jnp.einsum("oodc->dc", minimum) / outputs
-    left, singular, right = jnp.linalg.svd(matrix)
-    singular = jnp.where(jnp.arange(size) < heads * rank, singular, 0.0)
-    slots = jnp.zeros(max(heads * rank, size)).at[:size].set(singular)[: heads * rank]
-    slots = slots.reshape(heads, rank)
-    value = jnp.sum(slots, axis=1) ** (1 / 3)
-    amplitude = jnp.sqrt(slots / jnp.where(value > 0, value, 1.0)[:, None]).reshape(-1)
-    used = min(heads * rank, size)
-    keys = jnp.zeros((heads * rank, size)).at[:used].set(left.T[:used])
-    queries = jnp.zeros((heads * rank, size)).at[:used].set(right[:used])
-    zero: Any = jax.tree.map(jnp.zeros_like, like)
-    return eqx.tree_at(
-        lambda m: (m.values, m.keys, m.queries),
-        zero,
-        (
-            value[:, None, None] * jnp.eye(outputs)[None],
-            (keys * amplitude[:, None]).reshape(heads, rank, size),
-            (queries * amplitude[:, None]).reshape(heads, rank, size),
-        ),
-    )

@@ -8,7 +8,7 @@ from iclflow.models.base import (
     Blocks,
 )
 from iclflow.models.merged import LinearTransformerInitialiser, Merged, MergedInitialiser
-from iclflow.models.networks import MLP, ConvNet, NetworkInitialiser
+from iclflow.models.networks import MLP, AbstractNetwork, ConvNet, NetworkInitialiser
 from iclflow.models.separate import Separate, SeparateInitialiser
 from iclflow.models.softmax import Softmax, SoftmaxInitialiser
 
@@ -18,6 +18,7 @@ __all__ = [
     "AbstractInitialiser",
     "AbstractLinearModel",
     "AbstractModel",
+    "AbstractNetwork",
     "Blocks",
     "ConvNet",
     "LinearTransformerInitialiser",

@@ -1,13 +1,19 @@
-"""What a model is: a pytree of weights that predicts from one input, mostly one prompt."""
+"""What a model is: a pytree of weights that predicts from one input, and answers for itself.
+
+Recording, the default rate, conservation, diagnosis, film and command line ask the model and
+nothing else, so a new model is one file.
+"""
 
 import abc
 import enum
-from typing import Any
+from typing import Any, Self
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from iclflow.linalg import contract
 from iclflow.tasks.prompt import Prompt
 
 
@@ -27,12 +33,55 @@ class AbstractModel(eqx.Module):
     """A model predicts on ONE input; batches come from `jax.vmap`.
 
     The input is a `Prompt` and the output its ŷ_q; a transformer maps tokens to logits. Which of
-    them a loss can take, its `admits` says.
+    them a loss can take, its `admits` says. What a model does not know of itself it leaves out:
+    the defaults below claim nothing.
     """
 
     @abc.abstractmethod
     def __call__(self, prompt: Any) -> Array:
         """The prediction."""
+
+    def weights(self) -> dict[str, Array]:
+        """The trained arrays by name, as a run records them; nested ones as `outer.inner`."""
+        arrays = eqx.filter(self, eqx.is_inexact_array)
+        found = jax.tree_util.tree_flatten_with_path(arrays)[0]
+        return {jax.tree_util.keystr(p, simple=True, separator="."): leaf for p, leaf in found}
+
+    def with_weights(self, weights: dict[str, Array]) -> Self:
+        """The same model with other arrays under these names; all of them must be given."""
+        arrays, static = eqx.partition(self, eqx.is_inexact_array)
+        leaves, shape = jax.tree.flatten(arrays)
+        del leaves
+        return eqx.combine(jax.tree.unflatten(shape, [weights[n] for n in self.weights()]), static)
+
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        """The names of the axes of each of the `weights`; those left out are numbered."""
+        return {}
+
+    def as_attention(self) -> "AbstractAttention | None":
+        """The attention layer that has these weights, if there is one."""
+        return None
+
+    def at_minimum(self, weights: Float[Array, "O O D D"]) -> "AbstractModel | None":
+        """A model of this kind whose attention has the effective weights M, balanced, if known.
+
+        Where M is least squares, this is where training from small weights ends (E9), so its
+        sharpness tells the stable rate beforehand.
+        """
+        del weights
+        return None
+
+    def conserved(self) -> dict[str, Array]:
+        """What gradient flow on any loss conserves, by name; empty where nothing is known."""
+        return {}
+
+    def visits(self, modes: int) -> tuple[int, ...]:
+        """How many of a task's modes are learned on each plateau of the staircase, in order.
+
+        Empty where the theory has no plateaus for the model.
+        """
+        del modes
+        return ()
 
 
 class AbstractLinearModel(AbstractModel):
@@ -58,6 +107,10 @@ class AbstractLinearModel(AbstractModel):
     def reduced_weights(self) -> Float[Array, "O O D D"]:
         """M[o, p, d, c], the weights on β_p[d] x_q[c]: T with only the label blocks kept."""
 
+    def reduce(self) -> Self:
+        """The same weights without trained zero blocks; the model itself if it has none."""
+        return self
+
 
 class AbstractAttention(AbstractLinearModel):
     """One layer of multi-head attention without softmax."""
@@ -72,6 +125,17 @@ class AbstractAttention(AbstractLinearModel):
     @abc.abstractmethod
     def key_query(self) -> Float[Array, "H T D"]:
         """The left D columns of each W^{KQ}: [U; 𝐮ᵀ]."""
+
+    @abc.abstractmethod
+    def score_balance(self) -> dict[str, Array]:
+        """What gradient flow conserves inside the scores, whatever is made of them (softmax)."""
+
+    @abc.abstractmethod
+    def at_minimum(self, weights: Float[Array, "O O D D"]) -> Self:
+        """A layer of this kind with the effective weights M, balanced."""
+
+    def as_attention(self) -> "AbstractAttention":
+        return self
 
     @property
     def blocks(self) -> Blocks:
@@ -105,7 +169,7 @@ class AbstractAttention(AbstractLinearModel):
         return jnp.einsum("hoa,hbc->oabc", self.value_rows(), self.key_query())
 
     def reduced_weights(self) -> Float[Array, "O O D D"]:
-        return jnp.einsum("hop,hdc->opdc", self.values, self.key_query()[:, : self.input_size])
+        return contract("hop,hdc->opdc", self.values, self.key_query()[:, : self.input_size])
 
 
 class AbstractInitialiser(eqx.Module):

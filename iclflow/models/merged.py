@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
+from iclflow.linalg import contract
 from iclflow.models.base import AbstractAttention, AbstractInitialiser, Blocks, require_positive
 from iclflow.tasks.base import AbstractTask
 
@@ -30,6 +31,9 @@ class Merged(AbstractAttention):
         else:
             labels = self.key_labels
         return jnp.concatenate([self.merged, labels], axis=1)
+
+    def reduced_weights(self) -> Float[Array, "O O D D"]:
+        return contract("hop,hdc->opdc", self.values, self.merged)
 
     def scores(self, tokens: Float[Array, "n T"], query: Float[Array, " D"]) -> Float[Array, "H n"]:
         return jnp.einsum("hac,c->ha", self.key_query(), query) @ tokens.T
@@ -76,8 +80,45 @@ class Merged(AbstractAttention):
         )
 
     def reduce(self) -> Self:
-        """The same weights without the blocks 𝐯 and 𝐮."""
         return type(self)(values=self.values, merged=self.merged)
+
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        return {
+            "values": ("head", "output", "label"),
+            "merged": ("head", "row", "column"),
+            "value_inputs": ("head", "output", "row"),
+            "key_labels": ("head", "label", "column"),
+        }
+
+    def at_minimum(self, weights: Float[Array, "O O D D"]) -> Self:
+        outputs = weights.shape[0]
+        zero = jax.tree.map(jnp.zeros_like, self)
+        # [(o, p), (d, c)]: the SVD splits any M over heads, each balanced; one output: all in one.
+        left, singular, right = jnp.linalg.svd(
+            weights.reshape(outputs * outputs, -1), full_matrices=False
+        )
+        used = min(singular.size, self.values.shape[0])
+        root = jnp.sqrt(singular[:used])[:, None]
+        values = (left.T[:used] * root).reshape(used, outputs, outputs)
+        merged = (right[:used] * root).reshape(used, *weights.shape[2:])
+        return eqx.tree_at(
+            lambda m: (m.values, m.merged),
+            zero,
+            (zero.values.at[:used].set(values), zero.merged.at[:used].set(merged)),
+        )
+
+    def conserved(self) -> dict[str, Array]:
+        """w₂w₂ᵀ - W₁W₁ᵀ (17), rows the heads; 0 makes all heads parallel."""
+        heads = self.values.shape[0]
+        second = self.value_rows().reshape(heads, -1)
+        first = self.key_query().reshape(heads, -1)
+        return {"value_merged": second @ second.T - first @ first.T}
+
+    def score_balance(self) -> dict[str, Array]:
+        return {}
+
+    def visits(self, modes: int) -> tuple[int, ...]:
+        return tuple(dict.fromkeys((0, modes)))  # all modes are learned at once, in one drop
 
 
 class MergedInitialiser(AbstractInitialiser):

@@ -1,15 +1,18 @@
 """The linear networks that linear attention is equivalent to (11)(12), Section 4.1."""
 
-from typing import Self
+import abc
+from typing import Any, Self
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from iclflow.models.base import AbstractInitialiser, AbstractLinearModel, Blocks
-from iclflow.models.merged import Merged, MergedInitialiser
-from iclflow.models.separate import Separate, SeparateInitialiser
+from iclflow.models.base import AbstractAttention, AbstractInitialiser, AbstractLinearModel, Blocks
+from iclflow.models.merged import Merged
+from iclflow.models.separate import Separate
 from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.task import Task
 
 
 def cubic_features(prompt: Prompt) -> Float[Array, "O F"]:
@@ -18,32 +21,24 @@ def cubic_features(prompt: Prompt) -> Float[Array, "O F"]:
     return z.reshape(z.shape[0], -1)
 
 
-class MLP(AbstractLinearModel):
-    """Two-layer fully connected linear network on cubic features: ŷ = w₂ᵀ W₁ z (11)."""
+class AbstractNetwork(AbstractLinearModel):
+    """A linear network on cubic features: the same function and dynamics as an attention layer.
 
-    first: Float[Array, "H F"]  # W₁, rows vec(Uᵢ)ᵀ
-    second: Float[Array, "H O O"]  # w₂; a number a hidden unit when there is one output
+    Its own code computes predictions only; what else it says of itself is said by the attention.
+    """
 
     @property
     def blocks(self) -> Blocks:
         return Blocks.FROZEN
 
     @classmethod
-    def from_attention(cls, model: Merged) -> Self:
+    @abc.abstractmethod
+    def from_attention(cls, model: Any) -> Self:
         """The network with the same function and the same training dynamics as `model`."""
-        heads = model.merged.shape[0]
-        return cls(jnp.swapaxes(model.merged, 1, 2).reshape(heads, -1), model.values)
 
-    def __call__(self, prompt: Prompt) -> Float[Array, " O"]:
-        hidden = self.first @ cubic_features(prompt).T
-        return jnp.einsum("hop,hp->o", self.second, hidden)
-
-    def as_attention(self) -> Merged:
-        """The merged attention with the same function."""
-        heads, squared = self.first.shape
-        size = round(squared**0.5)
-        matrices = jnp.swapaxes(self.first.reshape(heads, size, size), 1, 2)
-        return Merged(values=self.second, merged=matrices)
+    @abc.abstractmethod
+    def as_attention(self) -> AbstractAttention:
+        """The attention with the same function."""
 
     def reduced_weights(self) -> Float[Array, "O O D D"]:
         return self.as_attention().reduced_weights()
@@ -51,8 +46,47 @@ class MLP(AbstractLinearModel):
     def effective_weights(self) -> Float[Array, "O T T D"]:
         return self.as_attention().effective_weights()
 
+    def at_minimum(self, weights: Float[Array, "O O D D"]) -> Self:
+        return self.from_attention(self.as_attention().at_minimum(weights))
 
-class ConvNet(AbstractLinearModel):
+    def conserved(self) -> dict[str, Array]:
+        return self.as_attention().conserved()
+
+    def visits(self, modes: int) -> tuple[int, ...]:
+        return self.as_attention().visits(modes)
+
+
+class MLP(AbstractNetwork):
+    """Two-layer fully connected linear network on cubic features: ŷ = w₂ᵀ W₁ z (11)."""
+
+    first: Float[Array, "H F"]  # W₁, rows vec(Uᵢ)ᵀ
+    second: Float[Array, "H O O"]  # w₂; a number a hidden unit when there is one output
+
+    @classmethod
+    def from_attention(cls, model: Merged) -> Self:
+        heads = model.merged.shape[0]
+        return cls(jnp.swapaxes(model.merged, 1, 2).reshape(heads, -1), model.values)
+
+    @classmethod
+    def initialiser(cls, task: Task, **options: Any) -> "NetworkInitialiser":
+        """key -> `MLP` with the weights that `Merged.initialiser` draws, by its options."""
+        return NetworkInitialiser(Merged.initialiser(task, **options), cls)
+
+    def __call__(self, prompt: Prompt) -> Float[Array, " O"]:
+        hidden = self.first @ cubic_features(prompt).T
+        return jnp.einsum("hop,hp->o", self.second, hidden)
+
+    def as_attention(self) -> Merged:
+        heads, squared = self.first.shape
+        size = round(squared**0.5)
+        matrices = jnp.swapaxes(self.first.reshape(heads, size, size), 1, 2)
+        return Merged(values=self.second, merged=matrices)
+
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        return {"first": ("head", "feature"), "second": ("head", "output", "label")}
+
+
+class ConvNet(AbstractNetwork):
     """A sum of three-layer convolutional linear networks on cubic features: Σᵢ vᵢ qᵢᵀ Kᵢ z.
 
     Kᵢ is the D x D² convolution with kernel kᵢ and stride D (Section 4.1); rank R has R kernels
@@ -63,14 +97,14 @@ class ConvNet(AbstractLinearModel):
     second: Float[Array, "H R D"]
     third: Float[Array, "H O O"]
 
-    @property
-    def blocks(self) -> Blocks:
-        return Blocks.FROZEN
-
     @classmethod
     def from_attention(cls, model: Separate) -> Self:
-        """The network with the same function and the same training dynamics as `model`."""
         return cls(model.keys, model.queries, model.values)
+
+    @classmethod
+    def initialiser(cls, task: Task, **options: Any) -> "NetworkInitialiser":
+        """key -> `ConvNet` with the weights that `Separate.initialiser` draws, by its options."""
+        return NetworkInitialiser(Separate.initialiser(task, **options), cls)
 
     def __call__(self, prompt: Prompt) -> Float[Array, " O"]:
         heads, rank, size = self.kernels.shape
@@ -83,30 +117,21 @@ class ConvNet(AbstractLinearModel):
         return jnp.einsum("hop,hrc,phrc->o", self.third, self.second, convolved)
 
     def as_attention(self) -> Separate:
-        """The separate attention with the same function."""
         return Separate(values=self.third, keys=self.kernels, queries=self.second)
 
-    def reduced_weights(self) -> Float[Array, "O O D D"]:
-        return self.as_attention().reduced_weights()
-
-    def effective_weights(self) -> Float[Array, "O T T D"]:
-        return self.as_attention().effective_weights()
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        return {
+            "kernels": ("head", "pair", "row"),
+            "second": ("head", "pair", "column"),
+            "third": ("head", "output", "label"),
+        }
 
 
 class NetworkInitialiser(AbstractInitialiser):
-    """key -> the network equivalent to the attention that `inner` draws, with the same weights."""
+    """key -> the network of a kind equivalent to the attention that `inner` draws."""
 
-    inner: MergedInitialiser | SeparateInitialiser
+    inner: AbstractInitialiser
+    kind: type[AbstractNetwork] = eqx.field(static=True)
 
-    @property
-    def scale(self) -> Float[Array, ""]:
-        """The init scale w of the equivalent attention."""
-        return self.inner.scale
-
-    def __call__(self, key: PRNGKeyArray) -> MLP | ConvNet:
-        model = self.inner(key)
-        return (
-            MLP.from_attention(model)
-            if isinstance(model, Merged)
-            else ConvNet.from_attention(model)
-        )
+    def __call__(self, key: PRNGKeyArray) -> AbstractNetwork:
+        return self.kind.from_attention(self.inner(key))

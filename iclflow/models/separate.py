@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
+from iclflow.linalg import contract
 from iclflow.models.base import AbstractAttention, AbstractInitialiser, Blocks, require_positive
 from iclflow.tasks.base import AbstractTask
 
@@ -41,6 +42,9 @@ class Separate(AbstractAttention):
     def key_query(self) -> Float[Array, "H T D"]:
         return jnp.einsum("hra,hrc->hac", self.key_rows(), self.queries)
 
+    def reduced_weights(self) -> Float[Array, "O O D D"]:
+        return contract("hop,hrd,hrc->opdc", self.values, self.keys, self.queries)
+
     def scores(self, tokens: Float[Array, "n T"], query: Float[Array, " D"]) -> Float[Array, "H n"]:
         activity = jnp.einsum("hrc,c->hr", self.queries, query)
         return jnp.einsum("hr,hra->ha", activity, self.key_rows()) @ tokens.T
@@ -62,8 +66,56 @@ class Separate(AbstractAttention):
         )
 
     def reduce(self) -> Self:
-        """The same weights without the extra blocks."""
         return type(self)(values=self.values, keys=self.keys, queries=self.queries)
+
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        return {
+            "values": ("head", "output", "label"),
+            "keys": ("head", "pair", "row"),
+            "queries": ("head", "pair", "column"),
+            "value_inputs": ("head", "output", "row"),
+            "key_labels": ("head", "pair", "label"),
+        }
+
+    def at_minimum(self, weights: Float[Array, "O O D D"]) -> Self:
+        heads, rank, size = self.keys.shape
+        outputs = weights.shape[0]
+        # Several outputs are averaged into one map: exact for one output, a guide for more.
+        matrix = jnp.einsum("oodc->dc", weights) / outputs
+        left, singular, right = jnp.linalg.svd(matrix)
+        singular = jnp.where(jnp.arange(size) < heads * rank, singular, 0.0)
+        slots = jnp.zeros(max(heads * rank, size)).at[:size].set(singular)[: heads * rank]
+        slots = slots.reshape(heads, rank)
+        value = jnp.sum(slots, axis=1) ** (1 / 3)
+        amplitude = jnp.sqrt(slots / jnp.where(value > 0, value, 1.0)[:, None]).reshape(-1)
+        used = min(heads * rank, size)
+        keys = jnp.zeros((heads * rank, size)).at[:used].set(left.T[:used])
+        queries = jnp.zeros((heads * rank, size)).at[:used].set(right[:used])
+        return eqx.tree_at(
+            lambda m: (m.values, m.keys, m.queries),
+            jax.tree.map(jnp.zeros_like, self),
+            (
+                value[:, None, None] * jnp.eye(outputs)[None],
+                (keys * amplitude[:, None]).reshape(heads, rank, size),
+                (queries * amplitude[:, None]).reshape(heads, rank, size),
+            ),
+        )
+
+    def conserved(self) -> dict[str, Array]:
+        """The balance inside k·q, and Σ_r ‖k_r‖² - ‖(𝐯, v)‖² of each head (79)(85), E7."""
+        keys, rows = self.key_rows(), self.value_rows()
+        exchange = jnp.sum(keys**2, axis=(1, 2)) - jnp.sum(rows**2, axis=(1, 2))
+        return {**self.score_balance(), "key_value": exchange}
+
+    def score_balance(self) -> dict[str, Array]:
+        """KᵢKᵢᵀ - QᵢQᵢᵀ of each head, rows the R pairs; its diagonal is ‖k_r‖² - ‖q_r‖²."""
+        keys, queries = self.key_rows(), self.queries
+        outer = jnp.einsum("hrt,hst->hrs", keys, keys)
+        return {"key_query": outer - jnp.einsum("hrd,hsd->hrs", queries, queries)}
+
+    def visits(self, modes: int) -> tuple[int, ...]:
+        heads, rank, _ = self.keys.shape
+        return tuple(range(min(modes, heads * rank) + 1))
 
 
 class SeparateInitialiser(AbstractInitialiser):

@@ -1,13 +1,16 @@
 """Softmax attention over either parametrisation (5)(6)."""
 
+from typing import Any, Self
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from iclflow.models.base import AbstractAttention, AbstractInitialiser, AbstractModel
-from iclflow.models.merged import MergedInitialiser
-from iclflow.models.separate import SeparateInitialiser
+from iclflow.models.merged import Merged
+from iclflow.models.separate import Separate
 from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.task import Task
 
 
 class Softmax(AbstractModel):
@@ -27,16 +30,41 @@ class Softmax(AbstractModel):
             scores = jnp.where(visible[None, :], scores, -jnp.inf)
         return self.attention.read(jax.nn.softmax(scores, axis=1), tokens)
 
+    @classmethod
+    def initialiser(
+        cls, task: Task, *, rank: int | None = None, **options: Any
+    ) -> "SoftmaxInitialiser":
+        """key -> softmax of separate attention of this rank, of merged attention without one.
+
+        The weights and the other options are those of `Separate.initialiser`, or `Merged`'s.
+        """
+        if rank is None:
+            return SoftmaxInitialiser(Merged.initialiser(task, **options))
+        return SoftmaxInitialiser(Separate.initialiser(task, rank=rank, **options))
+
+    def weights(self) -> dict[str, Array]:
+        return self.attention.weights()
+
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        return self.attention.axes()
+
+    def as_attention(self) -> AbstractAttention:
+        return self.attention
+
+    def at_minimum(self, weights: Float[Array, "O O D D"]) -> Self:
+        return type(self)(self.attention.at_minimum(weights))
+
+    def conserved(self) -> dict[str, Array]:
+        """Softmax breaks the exchange of scale with the values, not the one inside k·q."""
+        return self.attention.score_balance()
+
 
 class SoftmaxInitialiser(AbstractInitialiser):
     """key -> `Softmax` of the attention that `inner` draws."""
 
-    inner: MergedInitialiser | SeparateInitialiser
-
-    @property
-    def scale(self) -> Float[Array, ""]:
-        """The init scale w of the attention inside."""
-        return self.inner.scale
+    inner: AbstractInitialiser
 
     def __call__(self, key: PRNGKeyArray) -> Softmax:
-        return Softmax(self.inner(key))
+        attention = self.inner(key)
+        assert isinstance(attention, AbstractAttention)
+        return Softmax(attention)

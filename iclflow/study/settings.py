@@ -27,14 +27,8 @@ from iclflow.dynamics import (
 )
 from iclflow.losses import AbstractLoss, Fresh, Minibatch
 from iclflow.losses.select import LEVELS, Choice, select
-from iclflow.models import (
-    AbstractInitialiser,
-    Blocks,
-    Merged,
-    NetworkInitialiser,
-    Separate,
-    SoftmaxInitialiser,
-)
+from iclflow.models import AbstractInitialiser, Blocks
+from iclflow.models.registry import MODELS
 from iclflow.results.trajectory import linear_steps, log_steps
 from iclflow.runs.sweep import Vary
 from iclflow.tasks.commuting import Commuting
@@ -45,8 +39,6 @@ from iclflow.tasks.spectra import named_spectrum
 from iclflow.tasks.task import ContextLabels, Task
 from iclflow.tasks.task_vectors import AbstractTaskVectors, Mixture, Normal, Pool
 
-TRANSFORMER = "linear-transformer"  # D outputs, tasks W = U diag Uᵀ; `init` is p = q
-MODELS = ("merged", "separate", "mlp", "conv", "softmax-merged", "softmax-separate", TRANSFORMER)
 OPTIMISERS = ("gd", "momentum", "adam")
 
 
@@ -175,9 +167,9 @@ class Settings:
     ) -> AbstractTaskVectors:
         """The law of the tasks; a pool of commuting ones is drawn when their basis is known."""
         covariance = 1.0 if self.task_covariance is None else self.task_covariance
-        if self.model == TRANSFORMER:
+        if MODELS[self.model].vector:
             if self.fixed_fraction > 0 or self.task_mean is not None:
-                raise ValueError(f"the model {TRANSFORMER!r} has no fixed task and no task mean")
+                raise ValueError(f"the model {self.model!r} has no fixed task and no task mean")
             return Commuting(covariance)
         if self.pool is not None and (self.task_covariance, self.task_mean) != (None, None):
             raise ValueError("give one of: a pool, or a task covariance and mean")
@@ -193,22 +185,13 @@ class Settings:
 
     def initialiser(self, task: Task) -> AbstractInitialiser:
         """The initialiser of the model, at scale `init`."""
-        kind = self.model.removeprefix("softmax-")
-        blocks = self._blocks()
-        if self.model == TRANSFORMER:
-            return Merged.linear_transformer(task, scale=self.init, blocks=blocks)
-        if kind in ("merged", "mlp"):
-            inner = Merged.initialiser(task, heads=self.heads, scale=self.init, blocks=blocks)
-        else:
-            inner = Separate.initialiser(
-                task, heads=self.heads, rank=self.rank, scale=self.init, blocks=blocks
-            )
-        if self.model in ("mlp", "conv"):
-            return NetworkInitialiser(inner=inner)
-        return SoftmaxInitialiser(inner=inner) if self.model.startswith("softmax") else inner
+        kind = MODELS[self.model]
+        given = {"heads": self.heads, "rank": self.rank, "blocks": self._blocks()}
+        options = {name: given[name] for name in kind.options}
+        return kind.initialiser(task, scale=self.init, **options)
 
     def _blocks(self) -> Blocks:
-        if self.model in ("mlp", "conv"):
+        if "blocks" not in MODELS[self.model].options:
             if self.blocks == "full":
                 raise ValueError(f"the model {self.model!r} has no zero blocks; leave blocks out")
             return Blocks.FROZEN

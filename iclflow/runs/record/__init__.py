@@ -6,7 +6,6 @@ from iclflow.runs.record.quantities import (
     QUANTITIES,
     OfModel,
     Quantity,
-    linear_part,
     names_after,
     resolve,
 )
@@ -20,7 +19,6 @@ __all__ = [
     "FixedPointDistance",
     "OfModel",
     "Quantity",
-    "linear_part",
     "measure_after",
     "names_after",
     "recorded_models",

@@ -5,10 +5,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from iclflow.losses import Population
-from iclflow.models import MLP, AbstractLinearModel, AbstractModel, Merged
+from iclflow.models import AbstractLinearModel, AbstractModel
 from iclflow.tasks.task import Task
 from iclflow.theory import Modes
-from iclflow.theory.fixed_points.stationarity import capacity
 
 
 class FixedPointDistance(eqx.Module):
@@ -48,11 +47,12 @@ class FixedPointDistance(eqx.Module):
                 seen = seen.at[:, index].set(seen[:, index] @ rotation)
                 seen = seen.at[index, :].set(rotation.T @ seen[index, :])
         benefit = sigma * (2 * jnp.diagonal(seen) - sigma)
-        if isinstance(model, Merged | MLP):  # all modes or none
+        counts = model.visits(modes.rank) or range(modes.rank + 1)
+        if tuple(counts) == (0, modes.rank):  # all modes or none
             chosen = jnp.broadcast_to(jnp.sum(benefit) > 0, benefit.shape)
         else:
             rank = jnp.argsort(jnp.argsort(-benefit))
-            chosen = (benefit > 0) & (rank < (capacity(model) or modes.rank))
+            chosen = (benefit > 0) & (rank < counts[-1])
         point = (keys * jnp.where(chosen, sigma, 0.0)[None, :]) @ queries.T
         change = weights - point
         squared = jnp.sum(change * (modes.second @ change @ modes.covariance))

@@ -14,14 +14,7 @@ from jaxtyping import Array, Float
 from iclflow.dynamics import AbstractDynamics, Descent
 from iclflow.dynamics.base import Recorder
 from iclflow.losses import AbstractLoss, Population
-from iclflow.models import (
-    MLP,
-    AbstractAttention,
-    AbstractLinearModel,
-    AbstractModel,
-    ConvNet,
-    Softmax,
-)
+from iclflow.models import AbstractAttention, AbstractModel
 from iclflow.runs.record.after import CURVATURE, conserved
 from iclflow.runs.record.fixed_points import FixedPointDistance
 
@@ -39,25 +32,24 @@ class Quantity:
     units: str = "1"
 
 
-def linear_part(model: AbstractModel) -> AbstractLinearModel:
-    """The attention inside a softmax, or the linear model itself."""
-    part = model.attention if isinstance(model, Softmax) else model
-    if not isinstance(part, AbstractLinearModel):
-        raise ValueError(f"{type(model).__name__} has no value weights or effective weights")
-    return part
+def attention_of(model: AbstractModel) -> AbstractAttention:
+    """The attention layer with a model's weights, or `ValueError` where there is none."""
+    found = model.as_attention()
+    if found is None:
+        raise ValueError(
+            f"{type(model).__name__} has no value weights and no effective weights to record: it "
+            f"is not a single attention layer; record weights, or a function of your own"
+        )
+    return found
 
 
 def _values(model: AbstractModel, loss: AbstractLoss | None = None) -> Float[Array, "..."]:
-    part = linear_part(model)
-    if isinstance(part, MLP | ConvNet):
-        part = part.as_attention()
-    assert isinstance(part, AbstractAttention)
-    values = part.values
+    values = attention_of(model).values
     return values[:, 0, 0] if values.shape[1] == 1 else values
 
 
 def _effective(model: AbstractModel, loss: AbstractLoss | None = None) -> Float[Array, "..."]:
-    weights = linear_part(model).reduced_weights()
+    weights = attention_of(model).reduced_weights()
     return weights[0, 0] if weights.shape[0] == 1 else weights
 
 
@@ -67,9 +59,7 @@ def _gradient_norm(model: AbstractModel, loss: AbstractLoss) -> Float[Array, ""]
 
 
 def _weights(model: AbstractModel, loss: AbstractLoss | None = None) -> dict[str, Array]:
-    part = linear_part(model)
-    fields = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
-    return {name: value for name, value in fields.items() if eqx.is_array(value)}
+    return model.weights()
 
 
 QUANTITIES: dict[str, Quantity] = {

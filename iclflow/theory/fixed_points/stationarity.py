@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from iclflow.losses import Population
-from iclflow.models import MLP, AbstractLinearModel, Blocks, ConvNet, Merged, Separate
+from iclflow.models import AbstractLinearModel, Blocks, Merged, Separate
 from iclflow.tasks.task import Task
 from iclflow.theory.fixed_points.modes import Modes
 from iclflow.theory.fixed_points.points import FixedPoint
@@ -134,10 +134,11 @@ def nearest_fixed_point(model: AbstractLinearModel, source: Task | Population | 
             seen[index, :] = rotation.T @ seen[index, :]
     sigma = np.asarray(modes.singular)
     benefit = sigma * (2 * np.diagonal(seen) - sigma)
-    if isinstance(model, Merged | MLP):
+    counts = model.visits(modes.rank) or range(modes.rank + 1)
+    if tuple(counts) == (0, modes.rank):  # all modes or none
         chosen = list(range(modes.rank)) if benefit.sum() > 0 else []
     else:
-        best = np.argsort(-benefit, kind="stable")[: capacity(model)]
+        best = np.argsort(-benefit, kind="stable")[: counts[-1]]
         chosen = [int(s) for s in best if benefit[s] > 0]
     point = FixedPoint(modes, modes.members(chosen))
     change = m - np.asarray(point.weight)
@@ -146,12 +147,3 @@ def nearest_fixed_point(model: AbstractLinearModel, source: Task | Population | 
     gap = float(modes.power) + float(np.sum(m * curved)) - float(point.loss)
     dtype = modes.covariance.dtype
     return Nearest(point, jnp.asarray(squared**0.5, dtype), jnp.asarray(gap, dtype))
-
-
-def capacity(model: AbstractLinearModel) -> int | None:
-    """How many modes the model's heads can hold; None if nothing bounds it."""
-    if isinstance(model, Separate):
-        return model.keys.shape[0] * model.keys.shape[1]
-    if isinstance(model, ConvNet):
-        return model.kernels.shape[0] * model.kernels.shape[1]
-    return None
