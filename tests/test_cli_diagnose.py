@@ -357,7 +357,7 @@ def damage(kind, folder):
     broken = f"gpt_neox.layers.1.attention.{part}.weight"
     if kind == "truncated":
         file.write_bytes(file.read_bytes()[:-500])
-        return "gpt_neox.layers.1"
+        return "truncated or not a safetensors file"
     if kind == "missing":
         del tensors[broken]
     else:
