@@ -96,7 +96,8 @@ class Descent(AbstractDynamics):
         if isinstance(marks, Tracer):
             return marks.astype(int)
         found = np.asarray(marks)
-        if not np.issubdtype(found.dtype, np.number) or np.any(found != np.round(found)):
+        whole = np.issubdtype(found.dtype, np.number) and np.isfinite(found).all()
+        if not whole or np.any(found != np.round(found)):
             raise ValueError("Descent counts whole steps; for times t/τ use Flow")
         return found.astype(int)
 
