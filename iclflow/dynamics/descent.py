@@ -42,7 +42,7 @@ class DescentState(eqx.Module):
         return self.run.model
 
     @property
-    def mark(self) -> Int[Array, ""]:
+    def mark(self) -> Int[Array, "*runs"]:
         """The steps made."""
         return self.step
 
@@ -52,7 +52,7 @@ class DescentState(eqx.Module):
         return self.run.result
 
     @property
-    def stopped(self) -> Int[Array, ""]:
+    def stopped(self) -> Int[Array, "*runs"]:
         """The last step that was computed."""
         return self.run.stopped
 
