@@ -65,7 +65,7 @@ def step_seconds(loss, model, repeats=5):
 
 def training_seconds(loss, model):
     """Seconds of one step of descent inside a compiled run long enough to be timed."""
-    descent = icl.Descent(1e-3, 10**6)
+    descent = icl.Descent(1e-3)
     steps, seconds = 1, 0.0
     while seconds < 0.3:
         steps *= 4

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from iclflow.dynamics import Adam, Descent
 from iclflow.experiments.grokking.data import SMALL, STANDARD, Preset
-from iclflow.experiments.runs import draw
 from iclflow.losses import AbstractLoss
+from iclflow.models import draw_models
 from iclflow.transformers.modular import ModularInitialiser
 from iclflow.transformers.modular_addition import ModularAddition, cross_entropies, split_pairs
 
@@ -36,17 +36,17 @@ class ByDefinition(AbstractLoss):
 
 def milliseconds(loss: AbstractLoss, preset: Preset, seeds: int, steps: int) -> float:
     init = ModularInitialiser(preset.modulus, preset.width, preset.heads, preset.hidden)
-    dynamics = Descent(preset.rate, steps, Adam(b2=preset.b2, weight_decay=preset.weight_decay))
+    dynamics = Descent(preset.rate, Adam(b2=preset.b2, weight_decay=preset.weight_decay))
     marks = jnp.array([steps])
 
     @eqx.filter_jit
     def run(models):
         def one(model):
-            return dynamics.advance(loss, dynamics.start(loss, model, jax.random.key(0)), marks, {})
+            return dynamics.advance(loss, dynamics.init(loss, model, jax.random.key(0)), marks, {})
 
         return eqx.filter_vmap(one)(models).state.run.model
 
-    models = draw(init, range(seeds))
+    models = draw_models(init, range(seeds))
     jax.block_until_ready(run(models))
     began = time.process_time()
     jax.block_until_ready(run(models))

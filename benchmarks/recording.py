@@ -53,7 +53,7 @@ def accuracy(made: Study) -> np.ndarray:
     for seed in runs["seed"].values:
         run = runs.sel(seed=seed)
         run = run.isel(time=np.isfinite(run["sharpness"].values))
-        models = recorded_models(run)
+        models = recorded_models(run, made.init)
         unravel = ravel_pytree(jax.tree.map(lambda a: a[0], models))[1]
         hessian = jax.jit(jax.hessian(lambda flat, f=unravel: made.loss(f(flat))))
         for i in range(run.sizes["time"]):

@@ -1,4 +1,4 @@
-"""A small training run for the tests of resuming; as a program, it trains until it is killed.
+"""A small sweep for the tests of resuming; as a program, it trains until it is killed.
 
     python -m tests.resumable_run FOLDER
 
@@ -8,13 +8,15 @@ prints a line after every piece.
 import sys
 from unittest import mock
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from iclflow.dynamics import Adam, Descent
 from iclflow.results.trajectory import log_steps
-from iclflow.runs import training
+from iclflow.runs import store
+from iclflow.runs.record import OfModel
+from iclflow.runs.store import Snapshots
+from iclflow.runs.sweep import sweep
 from iclflow.transformers import (
     AttentionOnly,
     AttentionOnlyInitialiser,
@@ -24,35 +26,34 @@ from iclflow.transformers import (
 )
 
 STEPS = 120
+INIT = AttentionOnlyInitialiser(8, 8, layers=2, width=8, heads=2)
 
 
-def run(folder=None, *, rate=3e-3, progress=None, names=AttentionOnly.tensors, seeds=2, marks=None):
+def run(folder=None, *, rate=3e-3, progress=None, seeds=2, saveat=None, **options):
     corpus = Repeated(8, 8)
-    keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
-    models = _draw(AttentionOnlyInitialiser(8, 8, layers=2, width=8, heads=2), keys)
     loss = FreshTokens(corpus, NextToken.sample(corpus, 16, jax.random.key(8)), 8)
+    snapshots = [] if folder is None else [Snapshots(folder, AttentionOnly.tensors)]
     # A file edited while the tests run is not what they are about.
-    with mock.patch.object(training, "science", return_value="this code"):
-        return training.train(
+    with mock.patch("iclflow.runs.sweep.code_key", return_value="this code"):
+        return sweep(
             loss,
-            models,
-            Descent(rate, STEPS, Adam(weight_decay=0.01)),
-            marks=log_steps(STEPS, 12) if marks is None else marks,
-            record={"loss": _loss, "weights": lambda model, _: {"sum": jnp.sum(model.query)}},
+            INIT,
+            Descent(rate, Adam(weight_decay=0.01)),
+            until=STEPS,
+            saveat=log_steps(STEPS, 12) if saveat is None else saveat,
+            seeds=seeds,
+            record={"loss": "loss", "sum": OfModel(_sum)},
+            final=["weights"],
             key=jax.random.key(9),
-            folder=folder,
-            names=names,
+            store=folder,
+            observers=snapshots,
             progress=progress,
+            **options,
         )
 
 
-@eqx.filter_jit
-def _draw(init, keys):
-    return eqx.filter_vmap(init)(keys)
-
-
-def _loss(model, loss):
-    return loss(model)
+def _sum(model):
+    return jnp.sum(model.query)
 
 
 if __name__ == "__main__":
@@ -60,5 +61,5 @@ if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_numpy_rank_promotion", "raise")
     jax.config.update("jax_disable_most_optimizations", True)
-    training.SAVE_EVERY = 0.0
+    store.SAVE_EVERY = 0.0
     run(sys.argv[1], progress=lambda done, total: print(int(done), flush=True))

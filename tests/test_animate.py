@@ -108,7 +108,9 @@ def test_eigenvectors_that_differ_by_seed():
 def test_a_run_without_settings_is_shown_in_its_own_basis(merged):
     task = MERGED.task()
     init = icl.Merged.initialiser(task, heads=3, scale=0.1)
-    runs = icl.sweep(icl.Population(task), init, icl.Descent(0.2, 300), record=["loss", "weights"])
+    runs = icl.sweep(
+        icl.Population(task), init, icl.Descent(0.2), until=300, record=["loss", "weights"]
+    )
     found = film_scene(runs)
     assert found.attrs["basis"] == "eigenvectors of the final weights"
     assert "levels" not in found

@@ -93,8 +93,8 @@ def test_a_jump_of_the_slope_is_seen():
 def test_flow_follows_the_flow(tolerance):
     """Second order: the error falls as tolerance^(2/3), and both solvers meet."""
     loss, marks = icl.Population(TASK), np.array([0.0, 5.0, 20.0, 60.0, 200.0])
-    exact = icl.simulate(loss, model(), icl.Flow(200.0), saveat=marks)
-    flow = icl.Flow(200.0, tolerance, solver=Chebyshev())
+    exact = icl.simulate(loss, model(), icl.Flow(), saveat=marks)
+    flow = icl.Flow(tolerance, solver=Chebyshev())
     found = icl.simulate(loss, model(), flow, saveat=marks)
     np.testing.assert_allclose(found.loss, exact.loss, atol=0.5 * tolerance ** (2 / 3))
     assert float(found.stopped) == 200.0
@@ -102,7 +102,7 @@ def test_flow_follows_the_flow(tolerance):
 
 def test_flows_together_are_flows_alone():
     loss, marks = icl.Population(TASK), np.array([0.0, 20.0, 60.0])
-    flow = icl.Flow(60.0, 1e-4, solver=Chebyshev())
+    flow = icl.Flow(1e-4, solver=Chebyshev())
 
     @eqx.filter_jit
     def curve(start):
@@ -119,7 +119,8 @@ def test_empty_pairs_stay_empty():
     start = model()
     start = eqx.tree_at(lambda m: m.keys, start, start.keys.at[:, 1].set(0.0))
     start = eqx.tree_at(lambda m: m.queries, start, start.queries.at[:, 1].set(0.0))
-    run = icl.simulate(icl.Population(TASK), start, icl.Flow(200.0, 1e-3, solver=Chebyshev()))
+    flow = icl.Flow(1e-3, solver=Chebyshev())
+    run = icl.simulate(icl.Population(TASK), start, flow, until=200.0)
     assert not np.any(run.model.keys[:, 1])
     assert float(run.loss[-1]) < 0.7 * float(run.loss[0])
 
@@ -127,7 +128,7 @@ def test_empty_pairs_stay_empty():
 def test_few_steps_on_a_long_plateau():
     """Their number stays far below what the limit 2/ρ of an Euler step asks for."""
     loss, start = icl.Population(TASK), model(rank=1, scale=1e-3)
-    flow = icl.Flow(3e5, 1e-3, max_steps=600, solver=Chebyshev())
+    flow = icl.Flow(1e-3, max_steps=600, solver=Chebyshev())
     run = icl.simulate(loss, start, flow, saveat=np.array([0.0, 3e5]))
     assert run.result == icl.RESULTS.finished
     assert 3e5 * float(icl.sharpness(loss, run.model)) / 2 / 2 > 20 * 600
@@ -135,9 +136,9 @@ def test_few_steps_on_a_long_plateau():
 
 def test_the_limit_of_steps_is_a_result_and_the_rest_can_be_run():
     loss, marks = icl.Population(TASK), np.array([0.0, 10.0, 50.0])
-    flow = icl.Flow(50.0, 1e-6, solver=Chebyshev())
+    flow = icl.Flow(1e-6, solver=Chebyshev())
     once = icl.simulate(loss, model(), flow, saveat=marks)
-    short = icl.Flow(50.0, 1e-6, max_steps=5, solver=Chebyshev())
+    short = icl.Flow(1e-6, max_steps=5, solver=Chebyshev())
     half = icl.simulate(loss, model(), short, saveat=marks)
     assert half.result == icl.RESULTS.step_limit
     assert np.isnan(half.loss[-1])

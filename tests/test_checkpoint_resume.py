@@ -12,13 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 
 from iclflow.checkpoints import find_series, measure_series
 from iclflow.results.tensors import load_metadata, load_tree, save_tree, write_tensors
-from iclflow.runs import training
-from iclflow.runs.training import STATE, own_folder
+from iclflow.runs.dataset import final_models
+from iclflow.runs.labels import OUTCOMES
+from iclflow.runs.store import PLAN, own_folder
 from iclflow.transformers import effective_ranks, spectrum
-from tests.resumable_run import STEPS, run
+from tests.resumable_run import INIT, STEPS, run
 
 ROOT = Path(__file__).parents[1]
 
@@ -137,41 +139,55 @@ def whole(tmp_path_factory):
     return run(folder), folder
 
 
+@pytest.fixture
+def saving(monkeypatch):
+    """Every piece goes to disk."""
+    monkeypatch.setattr("iclflow.runs.store.SAVE_EVERY", 0.0)
+
+
 def contents(folder):
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*.*"))}
 
 
 def require_equal(resumed, whole, folder=None):
-    same(resumed.record, whole[0].record)
-    same(resumed.models, whole[0].models)
-    np.testing.assert_array_equal(resumed.result, whole[0].result)
+    xr.testing.assert_identical(resumed, whole[0])
     if folder is not None:  # every file too: states and weights
         assert contents(folder) == contents(whole[1])
 
 
 def test_without_a_folder_the_run_is_the_same(whole):
+    """In other pieces, and in every bit."""
     require_equal(run(), whole)
-    assert whole[0].models.query.dtype == jnp.float32  # the rate is in double precision
-    losses = whole[0].record["loss"]
-    assert losses.shape == (2, len(whole[0].steps))
+    losses = whole[0]["loss"].values
+    assert losses.shape == (2, len(whole[0]["step"]))
     assert np.all(losses[:, -1] < losses[:, 0])
+    models = final_models(whole[0], INIT)
+    assert models.query.dtype == jnp.float32  # the rate is in double precision
+    np.testing.assert_allclose(jnp.sum(models.query[1]), whole[0]["sum"][1, -1], rtol=1e-5)
 
 
 def test_a_seed_does_not_depend_on_those_beside_it(whole):
-    alone = run(seeds=1)
-    np.testing.assert_allclose(alone.record["loss"][0], whole[0].record["loss"][0], rtol=1e-4)
+    alone = run(seeds=[1])
+    np.testing.assert_allclose(alone["loss"][0], whole[0]["loss"][1], rtol=1e-4)
 
 
+@pytest.mark.usefixtures("saving")
 def test_stopped_between_pieces_it_goes_on(tmp_path, whole):
+    reached = []
     for stop in (1, 37, 90):
 
         def interrupt(done, total, stop=stop):
+            reached.append(done)
             assert total == STEPS
             if done == stop:
                 raise KeyboardInterrupt
 
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path, progress=interrupt)
+        part = run(tmp_path, progress=interrupt)
+        assert np.all(part["result"] == OUTCOMES.index("interrupted"))
+        seen = part["step"].values <= stop
+        np.testing.assert_array_equal(part["loss"][:, seen], whole[0]["loss"][:, seen])
+        assert np.all(np.isnan(part["loss"][:, ~seen]))
+    assert len(reached) <= 90 + 3  # only the pieces that were interrupted are trained again
     require_equal(run(tmp_path), whole, tmp_path)
 
 
@@ -180,6 +196,32 @@ def test_a_finished_run_is_not_trained_again(whole):
     again = run(whole[1], progress=lambda done, total: pieces.append(done))
     assert pieces == []
     require_equal(again, whole)
+
+
+@pytest.mark.usefixtures("saving")
+def test_in_several_batches_it_goes_on_as_planned(tmp_path, whole, monkeypatch):
+    """Also if more memory is free then; the runs are those of one batch."""
+    three = run(seeds=3)
+    with monkeypatch.context() as patch:
+        patch.setattr("iclflow.runs.plan.device_bytes", lambda: 1)
+
+        def interrupt(done, total):
+            assert total == 3 * STEPS
+            if done == STEPS + 20:
+                raise KeyboardInterrupt
+
+        part = run(tmp_path / "a", seeds=3, progress=interrupt)
+        np.testing.assert_array_equal(part["result"], [0, *2 * [OUTCOMES.index("interrupted")]])
+        np.testing.assert_array_equal(part["stopped"][:2], [STEPS, 20])
+        assert np.all(np.isnan(part["loss"][2]))
+        once = run(tmp_path / "b", seeds=3)
+    rest = run(tmp_path / "a", seeds=3)
+    assert sorted(p.name for p in tmp_path.glob("a/batch-*")) == [
+        f"batch-000{i}.safetensors" for i in range(3)
+    ]
+    require_equal(rest, (once, tmp_path / "b"), tmp_path / "a")
+    for name in ("loss", "sum", "final_query"):
+        np.testing.assert_allclose(rest[name], three[name], rtol=1e-3, atol=1e-5)
 
 
 def kill_at(folder, line, delay=0.0):
@@ -203,8 +245,11 @@ def kill_at(folder, line, delay=0.0):
 def test_killed_it_goes_on(tmp_path, whole):
     seen, code = kill_at(tmp_path, 40, 0.003)
     assert (seen, code) == (40, -signal.SIGKILL)
-    assert (tmp_path / STATE).exists()
-    require_equal(run(tmp_path), whole, tmp_path)
+    assert (tmp_path / PLAN).exists()
+    pieces = []
+    again = run(tmp_path, progress=lambda done, total: pieces.append(done))
+    assert pieces[0] >= 40
+    require_equal(again, whole, tmp_path)
 
 
 @pytest.mark.slow
@@ -218,42 +263,39 @@ def test_killed_at_any_moment_it_goes_on(tmp_path, whole):
 
 
 def test_a_folder_with_another_run_is_refused(whole):
-    with pytest.raises(ValueError, match="holds another run") as error:
-        run(whole[1], rate=1e-3)
-    assert "\n" not in str(error.value)
+    for other in ({"rate": 1e-3}, {"seeds": 1}, {"saveat": [0, 5]}):
+        with pytest.raises(ValueError, match="holds another run") as error:
+            run(whole[1], **other)
+        assert "\n" not in str(error.value)
 
 
 def test_folders_of_their_own(tmp_path, monkeypatch):
-    assert own_folder(None, {"a": 1}) is None
-    first = own_folder(tmp_path, {"a": 1})
-    assert first == own_folder(tmp_path, {"a": 1})
-    assert first != own_folder(tmp_path, {"a": 2})
-    monkeypatch.setattr(training, "science", lambda: "other code")
-    assert first != own_folder(tmp_path, {"a": 1})
+    assert own_folder(None, __name__, {"a": 1}) is None
+    first = own_folder(tmp_path, __name__, {"a": 1})
+    assert first == own_folder(tmp_path, __name__, {"a": 1})
+    assert first != own_folder(tmp_path, __name__, {"a": 2})
+    monkeypatch.setattr("iclflow.runs.store.code_key", lambda *modules: "other code")
+    assert first != own_folder(tmp_path, __name__, {"a": 1})
 
 
 def test_a_run_that_diverges_is_a_result():
     broken = run(rate=1e12)
-    assert np.all(broken.result != 0) or not np.all(np.isfinite(broken.record["loss"]))
-    assert np.all(np.isfinite(broken.record["loss"][:, 0]))
+    assert np.all(broken["result"] != 0) or not np.all(np.isfinite(broken["loss"]))
+    assert np.all(np.isfinite(broken["loss"][:, 0]))
 
 
-@pytest.mark.parametrize(
-    ("marks", "words"),
-    [([0, 5, 5], "increasing"), ([0.5], "whole steps"), ([0, 121], "has 120 steps")],
-)
-def test_marks_are_checked(marks, words):
-    with pytest.raises(ValueError, match=words):
-        run(marks=np.array(marks))
+def test_snapshots_are_of_seeds_alone(tmp_path):
+    with pytest.raises(ValueError, match="named by their seed"):
+        run(tmp_path, saveat=[0], axes={"rate": [1e-3, 2e-3]})
 
 
 def test_diagnose_reads_the_weights(whole):
     """The measures of the saved weights are those taken on the device."""
     trained, folder = whole
     series = find_series(folder / "seed-1")
-    assert [c.step for c in series] == list(trained.steps)
+    assert [c.step for c in series] == trained["step"].values.tolist()
     data = measure_series(series, measures=("effective_rank", "norm"), rank=2)
-    last = jax.tree.map(lambda a: a[1], trained.models)
+    last = jax.tree.map(lambda a: a[1], final_models(trained, INIT))
     ranks = effective_ranks(spectrum(last, 2).values)
     found = data["effective_rank"].isel(step=-1).transpose("circuit", "layer", "head")
     np.testing.assert_allclose(found, ranks, rtol=1e-4)

@@ -140,7 +140,7 @@ def test_a_run_records_what_is_measured_after_the_fact():
                 run[name].values[here], along[name].values[here], rtol=1e-5, atol=1e-12
             )
     # the trained zero blocks are left out of the distance to a fixed point
-    models = recorded_models(runs.isel(seed=1))
+    models = recorded_models(runs.isel(seed=1), settings.initialiser(settings.task()))
     near = [
         nearest_fixed_point(jax.tree.map(lambda a, i=i: a[i], models).reduce(), settings.task())
         for i in (0, 20, -1)

@@ -48,7 +48,7 @@ def literal_descent(model, task, rate, steps):
 
 def test_descent_is_the_literal_update():
     task, loss, model = standard()
-    run = simulate(loss, model, Descent(0.2, 300), saveat=np.arange(301))
+    run = simulate(loss, model, Descent(0.2), saveat=np.arange(301))
     np.testing.assert_allclose(run.loss, literal_descent(model, task, 0.2, 300), atol=1e-13)
     np.testing.assert_allclose(run.time, 0.4 * np.arange(301))
 
@@ -56,10 +56,10 @@ def test_descent_is_the_literal_update():
 def test_descent_approaches_flow_at_first_order():
     """At equal t/τ the difference halves with the rate: slope 1."""
     _, loss, model = standard(scale=0.8)
-    flow = simulate(loss, model, Flow(40.0, tolerance=1e-11), saveat=np.linspace(0, 40, 11))
+    flow = simulate(loss, model, Flow(1e-11), saveat=np.linspace(0, 40, 11))
     errors, rates = [], np.array([0.2, 0.1, 0.05, 0.025])
     for rate in rates:
-        run = simulate(loss, model, Descent(rate, round(20 / rate)),
+        run = simulate(loss, model, Descent(rate),
                        saveat=np.round(np.linspace(0, 20 / rate, 11)).astype(int))  # fmt: skip
         errors.append(float(jnp.abs(run.loss - flow.loss).max()))
     slope = np.polyfit(np.log(rates), np.log(errors), 1)[0]
@@ -73,7 +73,7 @@ def test_descent_approaches_flow_at_first_order():
 )
 def test_other_update_rules(ours, theirs):
     _, loss, model = standard()
-    run = simulate(loss, model, Descent(0.05, 30, ours), saveat=np.arange(31))
+    run = simulate(loss, model, Descent(0.05, ours), saveat=np.arange(31))
     assert jnp.all(jnp.isnan(run.time))  # a step of these is no time of the flow
     state, values = theirs.init(model), []
     for _ in range(31):
@@ -86,7 +86,7 @@ def test_other_update_rules(ours, theirs):
 
 def test_a_rate_that_diverges_is_a_result():
     _, loss, model = standard()
-    run = simulate(loss, model, Descent(50.0, 400), saveat=np.arange(0, 401, 2))
+    run = simulate(loss, model, Descent(50.0), saveat=np.arange(0, 401, 2))
     assert run.result == RESULTS.diverged
     stopped = int(run.stopped)
     assert 0 < stopped < 400
@@ -98,20 +98,20 @@ def test_a_rate_that_diverges_is_a_result():
 def test_weights_that_are_not_numbers_are_a_result():
     _, loss, model = standard()
     broken = jax.tree.map(lambda a: a * jnp.nan, model)
-    run = simulate(loss, broken, Descent(0.1, 10))
+    run = simulate(loss, broken, Descent(0.1), until=10)
     assert run.result == RESULTS.not_a_number
     assert int(run.stopped) == 0
 
 
 def test_the_step_limit_of_a_flow_is_a_result():
     _, loss, model = standard()
-    run = simulate(loss, model, Flow(500.0, max_steps=40))
+    run = simulate(loss, model, Flow(max_steps=40), until=500.0)
     assert run.result == RESULTS.step_limit
     assert 0 < float(run.stopped) < 500
     assert np.isfinite(run.loss[0])
     assert np.isnan(run.loss[-1])
-    whole = simulate(loss, model, Flow(500.0))
-    resumed = simulate(loss, model, Flow(500.0), saveat=[500.0], state=run.state)
+    whole = simulate(loss, model, Flow(), until=500.0)
+    resumed = simulate(loss, model, Flow(), saveat=[500.0], state=run.state)
     np.testing.assert_allclose(resumed.loss[-1], whole.loss[-1], rtol=1e-7)
 
 
@@ -150,7 +150,7 @@ def test_default_rate_is_a_quarter_of_the_limit(name):
     loss = Moments.sample(task, 2000, KEY, matched=True)
     model = MODELS[name](task, Blocks.FULL, 0.3)(KEY)
     rate = stable_rate(loss, model)
-    run = simulate(loss, model, Descent(rate, 6000))
+    run = simulate(loss, model, Descent(rate), until=6000)
     assert run.result == RESULTS.finished
     assert 0.3 < float(rate * sharpness(loss, run.model)) < 0.7
 
@@ -187,10 +187,10 @@ def test_minibatches(level):
 def test_stochastic_descent_learns_and_repeats():
     task, population, model = standard(scale=0.8)
     loss = Fresh(task, population, 64)
-    descent = Descent(0.05, 400)
-    first = simulate(loss, model, descent, key=jax.random.key(1))
-    again = simulate(loss, model, descent, key=jax.random.key(1))
-    other = simulate(loss, model, descent, key=jax.random.key(2))
+    first, again, other = (
+        simulate(loss, model, Descent(0.05), until=400, key=jax.random.key(key))
+        for key in (1, 1, 2)
+    )
     np.testing.assert_array_equal(first.loss, again.loss)
     assert float(first.loss[-1]) < 0.75
     assert not np.array_equal(first.loss, other.loss)
@@ -200,7 +200,7 @@ def test_softmax_learns():
     task = TASKS["plain"]()
     loss = Sequences.sample(task, 200, KEY, matched=True)
     model = softmax(task, scale=1.0)(KEY)
-    run = simulate(loss, model, Descent(0.2, 300))
+    run = simulate(loss, model, Descent(0.2), until=300)
     assert run.result == RESULTS.finished
     assert run.loss[-1] < 0.9 * run.loss[0]
 
@@ -208,9 +208,27 @@ def test_softmax_learns():
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
 def test_the_rate_must_be_positive(rate):
     with pytest.raises(ValueError, match="positive"):
-        Descent(rate, 10)
+        Descent(rate)
 
 
-def test_the_flow_needs_time():
-    with pytest.raises(ValueError, match="positive end time"):
+def test_a_flow_needs_a_tolerance_and_a_step():
+    with pytest.raises(ValueError, match="tolerance must be positive"):
         Flow(0.0)
+    with pytest.raises(ValueError, match="at least one step"):
+        Flow(max_steps=0)
+
+
+@pytest.mark.parametrize("make", [Fresh, Minibatch])
+def test_a_flow_refuses_losses_that_draw(make):
+    """Silently it would follow the loss they are evaluated on."""
+    task, population, model = standard()
+    features = Features.sample(task, 20, KEY)
+    loss = Fresh(task, population, 8) if make is Fresh else Minibatch(features, 8)
+    assert Descent(0.1).admits(loss, model) is None
+    reason = Flow().admits(loss, model)
+    assert reason is not None
+    assert f"{make.__name__} draws a new batch for every step; use Descent" in reason
+    with pytest.raises(ValueError, match="follows the gradient of one loss") as error:
+        simulate(loss, model, Flow(), until=1.0)
+    assert "\n" not in str(error.value)
+    assert Flow().admits(population, model) is None

@@ -31,12 +31,11 @@ REFUTED = {"key-query-alignment-worst", "separate-duration-paper"}
 def test_seeds_are_those_of_simulate():
     init = Separate.initialiser(TASK, heads=2, scale=0.5)
     marks = np.array([0, 3, 10])
-    found = runs.train(Population(TASK), runs.draw(init, range(2)), 0.2, marks)
+    record = ["loss", "weights"]
+    found = runs.trained(Population(TASK), init, Descent(0.2), saveat=marks, seeds=2, record=record)
     for seed in range(2):
         model = init(jax.random.key(seed))
-        one = simulate(
-            Population(TASK), model, Descent(0.2, 10), saveat=marks, record=["loss", "weights"]
-        )
+        one = simulate(Population(TASK), model, Descent(0.2), saveat=marks, record=record)
         np.testing.assert_allclose(found["loss"][seed], one.loss, atol=1e-14)
         np.testing.assert_allclose(found["keys"][seed], one["weights"]["keys"], atol=1e-14)
 

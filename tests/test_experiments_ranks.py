@@ -1,5 +1,7 @@
 """Quick forms of Figs 4, 5, 8, 9, 10 and the softmax versions: data, verdicts, drawings."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,10 +34,21 @@ def portions() -> xr.Dataset:
     return in_weight.compute_fig5(quick=True)
 
 
+def _of_rank_two(start: low_rank.PaddedInitialiser) -> icl.Separate:
+    return dataclasses.replace(start, rank=jnp.asarray(2))(jax.random.key(1))
+
+
+def _published_start(task: icl.Task) -> icl.Merged:
+    inner = icl.Merged.initialiser(
+        task, heads=in_weight.HEADS, scale=in_weight.SCALE, blocks=icl.Blocks.FULL
+    )
+    return in_weight.PublishedStart(inner)(jax.random.key(in_weight.SEED))
+
+
 def test_padded_pairs_stay_empty_and_change_nothing() -> None:
     """Rank 2 stored as rank 3 with an empty pair: the same losses, and the pair stays zero."""
     start = low_rank.padded(TASK, 3, 3, 0.3)
-    stored = low_rank._draw(start, jnp.asarray(2), jax.random.key(1))
+    stored = _of_rank_two(start)
     assert not np.any(stored.keys[:, 2])
     assert np.all(stored.keys[:, :2] != 0)
     assert stored.key_labels is not None
@@ -47,7 +60,7 @@ def test_padded_pairs_stay_empty_and_change_nothing() -> None:
         key_labels=stored.key_labels[:, :2],
     )
     loss = icl.Moments.sample(TASK, 300, jax.random.key(0))
-    descent, marks = icl.Descent(0.1, 100), np.array([0, 50, 100])
+    descent, marks = icl.Descent(0.1), np.array([0, 50, 100])
     first = icl.simulate(loss, stored, descent, saveat=marks)
     second = icl.simulate(loss, alone, descent, saveat=marks)
     np.testing.assert_allclose(first.loss, second.loss, rtol=1e-12)
@@ -57,7 +70,7 @@ def test_padded_pairs_stay_empty_and_change_nothing() -> None:
 
 def test_padded_entries_have_the_scale_of_their_rank() -> None:
     start = low_rank.padded(TASK, 400, 3, 0.3)
-    keys = np.asarray(low_rank._draw(start, jnp.asarray(2), jax.random.key(1)).keys[:, :2])
+    keys = np.asarray(_of_rank_two(start).keys[:, :2])
     np.testing.assert_allclose(keys.std(), 0.3 / (400 * 2 * 3) ** 0.5, rtol=0.05)
 
 
@@ -113,7 +126,7 @@ def test_order_of_learning_can_fail(portions: xr.Dataset) -> None:
 def test_first_drop_is_the_closed_form_without_fixed_tasks() -> None:
     """At portion 0: γ = c²√D, and the level of least squares (15)(16)."""
     loss = icl.population_moments(in_weight.portion_task(0.0))
-    drop = in_weight.first_drop(loss, in_weight._initial(in_weight.portion_task(0.0)))
+    drop = in_weight.first_drop(loss, _published_start(in_weight.portion_task(0.0)))
     assert drop.growth == pytest.approx(0.25**2 * 4**0.5, rel=1e-12)
     assert drop.level == pytest.approx(1 - 1 / (1 + 5 / 31), rel=1e-12)
     times = np.array([0.0, drop.time(0.5), 1e4])
@@ -124,10 +137,10 @@ def test_first_drop_is_the_closed_form_without_fixed_tasks() -> None:
 def test_first_drop_grows_as_the_linearised_flow() -> None:
     """With fixed tasks too, small weights grow at the rate σ₁ of E[y S ⊗ x_q]."""
     task = in_weight.portion_task(0.6)
-    loss, start = icl.population_moments(task), in_weight._initial(task)
+    loss, start = icl.population_moments(task), _published_start(task)
     drop = in_weight.first_drop(loss, start)
     marks = np.array([0, 1400, 1600])
-    run = icl.simulate(loss, start, icl.Descent(0.005, 1600), saveat=marks, record=["weights"])
+    run = icl.simulate(loss, start, icl.Descent(0.005), saveat=marks, record=["weights"])
     size = [float(jnp.linalg.norm(run["weights"]["values"][i])) for i in (1, 2)]
     assert np.log(size[1] / size[0]) / (2 * 0.005 * 200) == pytest.approx(drop.growth, rel=0.01)
 
@@ -141,7 +154,7 @@ def test_fours_have_no_odd_averages_and_keep_the_zero_blocks() -> None:
     np.testing.assert_allclose(jnp.mean(target * prompts.labels[:, 0], axis=0), 0, atol=1e-12)
     inner = icl.Separate.initialiser(TASK, heads=3, scale=1.0, blocks=icl.Blocks.FULL)
     start = SoftmaxInitialiser(inner)(jax.random.key(0))
-    run = icl.simulate(loss, start, icl.Descent(0.1, 30), saveat=np.array([0, 30]))
+    run = icl.simulate(loss, start, icl.Descent(0.1), saveat=np.array([0, 30]))
     assert float(run.loss[-1]) < float(run.loss[0])
     np.testing.assert_allclose(run.model.attention.value_inputs, 0, atol=1e-12)
     np.testing.assert_allclose(run.model.attention.key_labels, 0, atol=1e-12)

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from iclflow.experiments import runs
 from iclflow.experiments.grokking import claims as grokking_claims
 from iclflow.experiments.grokking import data as grokking
+from iclflow.experiments.runs import at
+from iclflow.models import draw_models
 from iclflow.transformers.modular import ModularInitialiser
 from iclflow.transformers.modular_addition import ModularAddition, cross_entropies, split_pairs
 
@@ -158,9 +159,9 @@ def test_small_preset_starts_where_it_did():
         (4.0348845, 4.0452552, 23.589651),
         (3.9935777, 4.0066123, 23.589451),
     )
-    models = runs.draw(init, range(small.seeds))
+    models = draw_models(init, range(small.seeds))
     for seed, wanted in enumerate(recorded):
-        np.testing.assert_allclose(found(runs.at(models, seed)), wanted, rtol=1e-5)
+        np.testing.assert_allclose(found(at(models, seed)), wanted, rtol=1e-5)
 
 
 def test_training_reproduces_and_resumes(tmp_path):
@@ -169,11 +170,10 @@ def test_training_reproduces_and_resumes(tmp_path):
     again = grokking.run_preset(TINY, lambda *now: done.append(now), tmp_path)
     assert done == []  # finished on disk: nothing is trained again
     fresh = grokking.run_preset(TINY)
-    for name, values in first.record.items():
-        np.testing.assert_array_equal(values, again.record[name], err_msg=name)
-        np.testing.assert_array_equal(values, fresh.record[name], err_msg=name)
-    assert first.models.hidden.dtype == jnp.float32
-    assert np.all(first.record["train_loss"][:, -1] < first.record["train_loss"][:, 0])
+    for name, values in first.items():
+        np.testing.assert_array_equal(values, again[name], err_msg=name)
+        np.testing.assert_array_equal(values, fresh[name], err_msg=name)
+    assert np.all(first["train_loss"][:, -1] < first["train_loss"][:, 0])
     assert sorted(path.name for path in tmp_path.rglob("seed-*")) == ["seed-0", "seed-1"]
 
 

@@ -12,7 +12,7 @@ from iclflow.diagnosis.identify import (
     shifted,
 )
 from iclflow.losses import Population
-from iclflow.models import Blocks, Merged, Separate, Softmax
+from iclflow.models import Blocks, Merged, Separate, Softmax, SoftmaxInitialiser
 from iclflow.runs.record import recorded_models
 from iclflow.tasks.task import Task
 from iclflow.tasks.task_vectors import Mixture, Normal, Pool
@@ -222,8 +222,9 @@ def test_recorded_models_come_back():
             "result": ((), 0),
         }
     )
-    again = recorded_models(run)
+    again = recorded_models(run, init)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), again, models))
-    assert isinstance(recorded_models(run, "softmax-separate"), Softmax)
+    soft = recorded_models(run, SoftmaxInitialiser(init))
+    assert isinstance(soft, Softmax)
     with pytest.raises(ValueError, match="--record loss,weights"):
-        recorded_models(run[["result"]])
+        recorded_models(run[["result"]], init)

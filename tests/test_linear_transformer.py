@@ -190,7 +190,7 @@ def test_flow_of_the_population_is_the_coupled_flow():
     modes = TransformerModes.of(task)
     flow, times = CoupledFlow(modes), np.linspace(0, 60, 7)
     start = Merged.linear_transformer(task, scale=0.3, query_scale=0.1)(KEY)
-    run = simulate(Population(task), start, Flow(60.0), saveat=times, record=["loss", "weights"])
+    run = simulate(Population(task), start, Flow(), saveat=times, record=["loss", "weights"])
     course = flow.solve(times, np.full(4, 0.3), np.full(4, 0.1), tolerance=1e-11)
     weights = run.record["weights"]
     for name, expected in (("values", course.p), ("merged", course.q)):
@@ -205,7 +205,7 @@ def test_alignment_need_not_be_assumed():
     task = transformer_task()
     modes, times = TransformerModes.of(task), np.linspace(0, 3000, 7)
     start = Merged.linear_transformer(task, scale=0.05, spread=0.05)(KEY)
-    run = simulate(Population(task), start, Flow(3000.0), saveat=times, record=["loss", "weights"])
+    run = simulate(Population(task), start, Flow(), saveat=times, record=["loss", "weights"])
     weights = run.record["weights"]
     products = np.asarray(weights["values"][:, 0] @ weights["merged"][:, 0])
     inside = in_basis(task, products)
@@ -226,7 +226,7 @@ def test_quenched_training_is_the_coupled_flow_only_if_the_set_is_symmetric():
         modes = TransformerModes.of(task)
         start = Merged.linear_transformer(task, scale=0.05, blocks=Blocks.FULL)(KEY)
         loss = population_moments(task)
-        run = simulate(loss, start, Flow(120.0, 1e-8), saveat=times, record=["weights"])
+        run = simulate(loss, start, Flow(1e-8), saveat=times, record=["weights"])
         weights = run.record["weights"]
         found = diagonal(in_basis(task, weights["values"][:, 0] @ weights["merged"][:, 0]))
         course = CoupledFlow(modes).solve(times, np.full(4, 0.05), np.full(4, 0.05))
@@ -251,7 +251,7 @@ def test_a_batch_of_fresh_tasks_descends_the_population_in_the_mean():
     for drawn, expected in ((found.values, mean.values), (found.merged, mean.merged)):
         error = np.std(drawn, axis=0, ddof=1) / 4
         assert np.abs((np.mean(drawn, axis=0) - expected) / error).max() < 5.5
-    run = simulate(Population(task), model, Descent(0.02 / 2, 50), saveat=[0, 50])
+    run = simulate(Population(task), model, Descent(0.02 / 2), saveat=[0, 50])
     assert float(run.time[-1]) == pytest.approx(0.02 * 50)
 
 
@@ -268,7 +268,7 @@ def test_a_pass_takes_every_task_of_a_pool_once():
     assert not np.allclose(batch.prompts.inputs, drawn(loss, jax.random.key(1)).prompts.inputs)
     model = Merged.linear_transformer(task, scale=0.1)(KEY)
     assert float(loss(model)) == float(Population(task)(model))
-    run = simulate(loss, model, Descent(0.05, 40), saveat=[0, 40], key=KEY)
+    run = simulate(loss, model, Descent(0.05), saveat=[0, 40], key=KEY)
     assert float(run.loss[-1]) < float(run.loss[0])
     with pytest.raises(ValueError, match="needs a finite pool, got Commuting"):
         PoolPass(base, Population(base))
@@ -306,9 +306,7 @@ def test_sgd_follows_the_exact_flow(context, batch, exact_error, paper_error):
     marks = np.arange(0, steps + 1, 20)
     loss = Fresh(task, population_moments(task), batch)
     model = Merged.linear_transformer(task, scale=start, blocks=Blocks.FULL)(KEY)
-    run = simulate(
-        loss, model, Descent(clock / 2, steps), saveat=marks, record=["weights"], key=KEY
-    )
+    run = simulate(loss, model, Descent(clock / 2), saveat=marks, record=["weights"], key=KEY)
     weights = run.record["weights"]
     found = diagonal(in_basis(task, weights["values"][:, 0] @ weights["merged"][:, 0]))
     p = np.full(4, start)

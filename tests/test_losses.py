@@ -30,9 +30,9 @@ def test_levels_agree_over_whole_trajectories(task_name, name):
     """Sequences = Features = Moments along descent, all blocks trained, η·sharpness < 1."""
     task = TASKS[task_name]()
     model = MODELS[name](task, Blocks.FULL, 0.7)(KEY)
-    descent = Descent(0.02 if task.normaliser is not Normaliser.NONE else 0.0005, 300)
+    descent = Descent(0.02 if task.normaliser is not Normaliser.NONE else 0.0005)
     runs = [
-        simulate(level.sample(task, 60, KEY), model, descent, record=["loss", "values"])
+        simulate(level.sample(task, 60, KEY), model, descent, until=300, record=["loss", "values"])
         for level in LEVELS
     ]
     assert runs[0].loss[-1] < runs[0].loss[0]
@@ -46,13 +46,13 @@ def test_networks_train_like_attention():
     task = TASKS["lengths"]()
     loss = Moments.sample(task, 60, KEY, features=ReducedFeatures())
     sequences = Sequences.sample(task, 60, KEY)
-    descent = Descent(0.05, 300)
+    descent = Descent(0.05)
     for name, network in (("merged", MLP), ("separate", ConvNet)):
         model = MODELS[name](task, Blocks.FROZEN, 0.7)(KEY)
-        attention = simulate(loss, model, descent)
+        attention = simulate(loss, model, descent, until=300)
         equivalent = network.from_attention(model)
         for level in (loss, sequences):
-            run = simulate(level, equivalent, descent)
+            run = simulate(level, equivalent, descent, until=300)
             np.testing.assert_allclose(run.loss, attention.loss, rtol=0, atol=1e-12)
 
 

@@ -92,7 +92,7 @@ def test_a_task_that_is_not_linear_trains(monkeypatch):
     same(icl.Moments.sample(task, 300, KEY), losses[1], 1e-12)
     fresh = icl.Fresh(task=task, evaluation=losses[1], size=16)
     for source in (losses[1], fresh):
-        runs = icl.sweep(source, init, icl.Descent(0.1, 60), seeds=2, saveat=[0, 60])
+        runs = icl.sweep(source, init, icl.Descent(0.1), seeds=2, saveat=[0, 60])
         assert np.all(runs["loss"][:, -1] < runs["loss"][:, 0])
     assert icl.select(task, model, 300).build(task, 300, KEY).admits(model) is None
     estimate = monte_carlo_loss(OrdinaryLeastSquares(), task, 500, KEY)
@@ -107,7 +107,7 @@ def test_what_needs_linear_regression_says_so():
         icl.theory.Modes.of,
         icl.theory.least_squares,
         icl.theory.bayes_predictor,
-        lambda t: icl.sweep(t, init, icl.Descent(0.1, 5)),
+        lambda t: icl.sweep(t, init, icl.Descent(0.1), until=5),
         lambda t: PromptSet.sample(t, 30, KEY, matched=True),
     ):
         with pytest.raises(ValueError, match="linear regression of a Task, got Sines; sample"):

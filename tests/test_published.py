@@ -196,8 +196,8 @@ def test_missing_division_is_a_rescaling(extra):
     pairs = jax.vmap(lambda p: dataclasses.replace(p, normaliser=Normaliser.PAIRS))(prompts)
     scaled, rate = normalised(model, 0.01, options.context)
     steps = np.arange(0, 201, 20)
-    plain = simulate(Sequences.of(prompts), model, Descent(0.01, 200), saveat=steps)
-    divided = simulate(Sequences.of(pairs), scaled, Descent(rate, 200), saveat=steps)
+    plain = simulate(Sequences.of(prompts), model, Descent(0.01), saveat=steps)
+    divided = simulate(Sequences.of(pairs), scaled, Descent(rate), saveat=steps)
     assert np.ptp(plain.loss) > 0.05
     np.testing.assert_allclose(divided.loss, plain.loss, rtol=0, atol=1e-13)
 

@@ -63,7 +63,7 @@ def test_theory_over_a_simulation(name):
     init = MODELS[name](task, Blocks.FROZEN, 1e-3)
     end = {"merged": 80.0, "separate": 2e4}[name]
     runs = icl.sweep(
-        icl.Population(task), init, icl.Flow(end), seeds=2, saveat=np.linspace(0, end, 3000)
+        icl.Population(task), init, icl.Flow(), seeds=2, saveat=np.linspace(0, end, 3000)
     )
     models = [init(jax.random.key(s)) for s in (0, 1)]
     theory = predict([task, task], models, runs)
@@ -77,7 +77,7 @@ def test_no_theory_for_softmax():
     task = TASKS["plain"]()
     loss = icl.Sequences.sample(task, 20, KEY)
     init = softmax(task)
-    runs = icl.sweep(loss, init, icl.Descent(0.1, 5))
+    runs = icl.sweep(loss, init, icl.Descent(0.1), until=5)
     assert predict([task], [init(KEY)], runs) is None
 
 

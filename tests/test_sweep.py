@@ -5,27 +5,29 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from iclflow.dynamics import Adam, Descent, Flow
-from iclflow.losses import Features, Moments, Population
-from iclflow.models import Separate, SoftmaxInitialiser
+from iclflow.dynamics import Adam, Descent, Flow, sharpness
+from iclflow.losses import Features, Minibatch, Moments, Population
+from iclflow.models import Separate, SoftmaxInitialiser, draw_models
 from iclflow.results.netcdf import check_free, load, save
+from iclflow.runs.dataset import final_models
 from iclflow.runs.labels import OUTCOMES, from_dataset, to_dataset
 from iclflow.runs.simulate import simulate
 from iclflow.runs.sweep import Vary, sweep
 from iclflow.tasks.task import Task
-from tests.cases import KEY
+from tests.cases import KEY, TASKS
 
 TASK = Task([0.5, 0.3, 0.2], 9)
 LOSS = Population(TASK)
 INIT = Separate.initialiser(TASK, heads=3, rank=1, scale=0.5)
-DESCENT = Descent(0.3, 60)
+DESCENT, UNTIL = Descent(0.3), 60
 
 
 def test_every_seed_is_a_simulation():
-    runs = sweep(LOSS, INIT, DESCENT, seeds=[0, 4], record=["loss", "weights"])
+    runs = sweep(LOSS, INIT, DESCENT, until=UNTIL, seeds=[0, 4], record=["loss", "weights"])
     assert runs["loss"].dims == ("seed", "time")
     for seed in (0, 4):
-        one = simulate(LOSS, INIT(jax.random.key(seed)), DESCENT, record=["loss", "weights"])
+        start = INIT(jax.random.key(seed))
+        one = simulate(LOSS, start, DESCENT, until=UNTIL, record=["loss", "weights"])
         row = runs.sel(seed=seed)
         np.testing.assert_allclose(row["loss"], one.loss, atol=1e-14)
         np.testing.assert_allclose(row["keys"], one["weights"]["keys"], atol=1e-13)
@@ -36,12 +38,13 @@ def test_every_seed_is_a_simulation():
 
 def test_axes_of_every_kind():
     axes = {"context": [5, 9], "rank": [1, 2], "rate": [0.1, 0.3], "scale": [0.5]}
-    runs = sweep(TASK, INIT, DESCENT, seeds=2, axes=axes, record=["loss", "weights"])
+    runs = sweep(TASK, INIT, DESCENT, until=UNTIL, seeds=2, axes=axes, record=["loss", "weights"])
     assert dict(runs["loss"].sizes) | {"time": 0} == {
         "context": 2, "rank": 2, "rate": 2, "scale": 1, "seed": 2, "time": 0,
     }  # fmt: skip
     init = Separate.initialiser(TASK, heads=3, rank=2, scale=0.5)
-    one = simulate(Population(TASK.replace(context=5)), init(jax.random.key(1)), Descent(0.1, 60))
+    short = Population(TASK.replace(context=5))
+    one = simulate(short, init(jax.random.key(1)), Descent(0.1), until=UNTIL)
     point = runs.sel(context=5, rank=2, rate=0.1, seed=1).isel(scale=0)
     np.testing.assert_allclose(point["loss"], one.loss, atol=1e-14)
     np.testing.assert_allclose(point["clock"], one.time)
@@ -52,15 +55,16 @@ def test_an_axis_inside_a_wrapper():
     from iclflow.losses import Sequences
 
     loss = Sequences.sample(TASK, 30, KEY)
-    runs = sweep(loss, SoftmaxInitialiser(INIT), Descent(0.1, 5), axes={"scale": [0.1, 1.0]})
+    init = SoftmaxInitialiser(INIT)
+    runs = sweep(loss, init, Descent(0.1), until=5, axes={"scale": [0.1, 1.0]})
     assert not np.array_equal(runs["loss"][0], runs["loss"][1])
 
 
 @pytest.mark.parametrize("vary", Vary)
 def test_what_the_seeds_change(vary):
     runs = sweep(
-        lambda key: Moments.sample(TASK, 30, key), INIT, Descent(0.1, 5),
-        seeds=3, vary=vary, record=["loss", "weights"],
+        lambda key: Moments.sample(TASK, 30, key), INIT, Descent(0.1),
+        until=5, seeds=3, vary=vary, record=["loss", "weights"],
     )  # fmt: skip
     first = runs["keys"].isel(time=0).values
     losses = runs["loss"].isel(time=0).values
@@ -76,16 +80,83 @@ def test_what_the_seeds_change(vary):
 
 
 def test_mistakes_are_named():
-    with pytest.raises(ValueError, match="contxt"):
-        sweep(TASK, INIT, DESCENT, axes={"contxt": [1]})
-    with pytest.raises(ValueError, match="at least one seed"):
-        sweep(TASK, INIT, DESCENT, seeds=0)
-    with pytest.raises(ValueError, match="key -> loss"):
-        sweep(LOSS, INIT, DESCENT, vary=Vary.DATA)
+    for wrong, words in (
+        ({"axes": {"contxt": [1]}}, "contxt"),
+        ({"axes": {"context": []}}, "at least one value on every axis"),
+        ({"seeds": 0}, "at least one seed"),
+        ({"seeds": [0, -1]}, r"from 0 to 2\^32 - 1, got -1"),
+        ({"seeds": [2**32]}, "got 4294967296"),
+        ({"seeds": [3, 1, 3]}, "different whole numbers .* got one twice"),
+        ({"vary": Vary.DATA}, "key -> loss"),
+        ({"saveat": [0, 61]}, "saveat asks for 61, but the run ends at 60"),
+        ({"until": None}, "say when the run ends: until="),
+        ({"record": ["rate"]}, "quantity to record"),
+        ({"final": ["rate"]}, "quantity to record"),
+    ):
+        with pytest.raises(ValueError, match=words) as error:
+            sweep(TASK, INIT, DESCENT, **{"until": UNTIL, **wrong})
+        assert "\n" not in str(error.value)
+
+
+def test_a_flow_refuses_losses_that_draw():
+    loss = Minibatch(Features.sample(TASK, 20, KEY), 5)
+    with pytest.raises(ValueError, match="Minibatch draws a new batch for every step; use Descent"):
+        sweep(loss, INIT, Flow(), until=1.0)
+
+
+def test_the_end_is_always_saved():
+    runs = sweep(LOSS, INIT, DESCENT, until=UNTIL, saveat=[0, 7])
+    assert runs["step"].values.tolist() == [0, 7, 60]
+    one = simulate(LOSS, INIT(jax.random.key(0)), DESCENT, until=UNTIL)
+    assert float(runs["loss"][0, -1]) == pytest.approx(float(one.loss[-1]), abs=1e-14)
+
+
+def test_starts_are_drawn_from_their_own_keys():
+    """Together, as `draw_models` does: seed s is `init(jax.random.key(s))`, up to the largest."""
+    seeds = [5, 0, 2**32 - 1]
+    runs = sweep(LOSS, INIT, DESCENT, until=0, seeds=seeds, record=["weights"])
+    models = draw_models(INIT, seeds)
+    for i, seed in enumerate(seeds):
+        one = INIT(jax.random.key(seed)).weights()
+        for name, array in models.weights().items():
+            np.testing.assert_allclose(array[i], one[name], rtol=0, atol=1e-15)
+            recorded = runs[name].values[i, 0].reshape(array[i].shape)
+            np.testing.assert_allclose(recorded, one[name], rtol=0, atol=1e-15)
+
+
+def test_several_sources_are_an_axis():
+    """Losses of one shape or not; a task stands for its population."""
+    long = TASK.replace(context=20)
+    sources = {"a": LOSS, "b": long, "c": Moments.sample(TASK, 40, KEY)}
+    runs = sweep(sources, INIT, DESCENT, until=UNTIL, seeds=2, axes={"rate": [0.1, 0.3]})
+    assert runs["loss"].dims == ("source", "rate", "seed", "time")
+    assert runs["source"].values.tolist() == list(sources)
+    for name, loss in {**sources, "b": Population(long)}.items():
+        alone = sweep(loss, INIT, DESCENT, until=UNTIL, seeds=2)
+        found = runs["loss"].sel(source=name, rate=0.3)
+        np.testing.assert_allclose(found, alone["loss"], atol=1e-14)
+
+
+@pytest.mark.parametrize("memory", [1, 5000, 10**9], ids=["one by one", "a few", "together"])
+def test_batches_are_made_to_fit(memory, monkeypatch):
+    """However many, the runs are the same runs, and progress counts them all."""
+    whole = sweep(LOSS, INIT, DESCENT, until=UNTIL, seeds=5, axes={"rate": [0.1, 0.3]})
+    monkeypatch.setattr("iclflow.runs.plan.device_bytes", lambda: memory)
+    seen = []
+    runs = sweep(
+        LOSS, INIT, DESCENT, until=UNTIL, seeds=5, axes={"rate": [0.1, 0.3]},
+        progress=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
+    count = {1: 10, 10**9: 1}.get(memory, len(seen))
+    assert len(seen) == count
+    assert 1 <= count <= 10
+    assert seen[-1] == (UNTIL * count, UNTIL * count)
+    np.testing.assert_allclose(runs["loss"], whole["loss"], rtol=0, atol=1e-14)
+    np.testing.assert_array_equal(runs["clock"], whole["clock"])
 
 
 def test_failure_of_one_run_is_its_result():
-    runs = sweep(LOSS, INIT, DESCENT, axes={"rate": [0.3, 80.0]}, seeds=2)
+    runs = sweep(LOSS, INIT, DESCENT, until=UNTIL, axes={"rate": [0.3, 80.0]}, seeds=2)
     assert OUTCOMES[int(runs["result"].sel(rate=0.3)[0])] == "finished"
     assert np.all(runs["result"].sel(rate=80.0) == OUTCOMES.index("diverged"))
     assert np.isfinite(runs["loss"].sel(rate=80.0)[:, 0]).all()
@@ -96,45 +167,88 @@ def test_interruption_keeps_what_was_computed():
         if done > 10:
             raise KeyboardInterrupt
 
-    runs = sweep(LOSS, INIT, DESCENT, seeds=2, progress=stop)
+    runs = sweep(LOSS, INIT, DESCENT, until=UNTIL, seeds=2, progress=stop)
     loss = runs["loss"].values
     assert np.isfinite(loss[:, 0]).all()
     assert np.isnan(loss[:, -1]).all()
     assert np.all(runs["result"] == OUTCOMES.index("interrupted"))
-    whole = sweep(LOSS, INIT, DESCENT, seeds=2)["loss"].values
+    whole = sweep(LOSS, INIT, DESCENT, until=UNTIL, seeds=2)["loss"].values
     kept = np.isfinite(loss)
     np.testing.assert_array_equal(loss[kept], whole[kept])
 
 
 def test_progress_reaches_the_end():
     seen = []
-    sweep(LOSS, INIT, DESCENT, progress=lambda done, total: seen.append((done, total)))
+    report = lambda done, total: seen.append((done, total))  # noqa: E731
+    sweep(LOSS, INIT, DESCENT, until=UNTIL, progress=report)
     assert seen[-1] == (60.0, 60.0)
     assert all(a[0] <= b[0] for a, b in itertools.pairwise(seen))
 
 
 def test_flow_and_adam():
-    flow = sweep(LOSS, INIT, Flow(20.0), seeds=2)
-    one = simulate(LOSS, INIT(jax.random.key(1)), Flow(20.0))
+    flow = sweep(LOSS, INIT, Flow(), until=20.0, seeds=2)
+    one = simulate(LOSS, INIT(jax.random.key(1)), Flow(), until=20.0)
     np.testing.assert_allclose(flow["loss"][1], one.loss, rtol=1e-7)
-    adam = sweep(LOSS, INIT, Descent(0.01, 20, Adam()), seeds=1)
+    adam = sweep(LOSS, INIT, Descent(0.01, Adam()), until=20, seeds=1)
     assert np.isnan(adam["time"]).all()
     assert adam["step"][-1] == 20
 
 
-def test_final_sharpness_is_of_the_last_weights():
-    from iclflow.dynamics import sharpness
-
+def test_final_is_of_the_last_weights():
     loss = Features.sample(TASK, 40, KEY)
-    runs = sweep(loss, INIT, DESCENT, seeds=1)
-    run = simulate(loss, INIT(jax.random.key(0)), DESCENT)
-    assert float(runs["final_sharpness"][0]) == pytest.approx(
-        float(sharpness(loss, run.model)), rel=1e-6
-    )
+    final = {"sharpness": lambda model, loss: sharpness(loss, model), "weights": "weights"}
+    runs = sweep(loss, INIT, DESCENT, until=UNTIL, seeds=2, final=final)
+    run = simulate(loss, INIT(jax.random.key(1)), DESCENT, until=UNTIL)
+    found = float(runs["final_sharpness"].sel(seed=1))
+    assert found == pytest.approx(float(sharpness(loss, run.model)), rel=1e-6)
+    assert runs["final_keys"].dims == ("seed", "head", "pair", "row")
+    models = final_models(runs, INIT)
+    for mine, other in zip(jax.tree.leaves(models), jax.tree.leaves(run.model), strict=True):
+        np.testing.assert_allclose(mine[1], other, rtol=0, atol=1e-13)
+
+
+def test_final_names_alone():
+    runs = sweep(LOSS, INIT, DESCENT, until=UNTIL, final=["loss", "effective"])
+    np.testing.assert_array_equal(runs["final_loss"], runs["loss"][:, -1])
+    assert runs["final_effective"].dims == ("seed", "row", "column")
+
+
+def test_arrays_have_the_axes_of_the_model_or_numbers():
+    """Several outputs too: the effective weights are [output, label, row, column]."""
+    task = TASKS["outputs"]()
+    init = Separate.initialiser(task, heads=3, rank=1, scale=0.5)
+    record = {"effective": "effective", "square": lambda model, loss: model.keys[:, 0] ** 2}
+    runs = sweep(Population(task), init, DESCENT, until=2, saveat=[2], record=record)
+    assert runs["effective"].dims == ("seed", "time", "output", "label", "row", "column")
+    assert runs["effective"].shape == (1, 1, 2, 2, 2, 2)
+    assert runs["square"].dims == ("seed", "time", "square_0", "square_1")
+
+
+@pytest.mark.parametrize("dynamics", [DESCENT, Flow()], ids=["descent", "flow"])
+def test_a_store_goes_on_in_every_bit(dynamics, tmp_path, monkeypatch):
+    """Interrupted after every few pieces, the run is the run that was not."""
+    monkeypatch.setattr("iclflow.runs.store.SAVE_EVERY", 0.0)
+    monkeypatch.setattr("iclflow.runs.plan.STORED_PIECES", 8)
+    options = {"until": UNTIL, "saveat": [0, 5, 6, 50], "seeds": 2, "record": ["loss", "weights"]}
+    whole = sweep(LOSS, INIT, dynamics, store=tmp_path / "whole", **options)
+    for _ in range(20):
+        left = iter(range(3))
+
+        def stop(done, total, left=left):
+            if next(left) == 2:
+                raise KeyboardInterrupt
+
+        part = sweep(LOSS, INIT, dynamics, store=tmp_path / "parts", progress=stop, **options)
+        if np.all(part["result"] == 0):
+            break
+        assert np.all(part["result"] == OUTCOMES.index("interrupted"))
+    xr.testing.assert_identical(part, whole)
+    free = sweep(LOSS, INIT, dynamics, **options)
+    np.testing.assert_allclose(free["loss"], whole["loss"], rtol=1e-7)
 
 
 def test_round_trip_through_a_file(tmp_path):
-    runs = sweep(LOSS, INIT, DESCENT, seeds=2, record=["loss", "weights"])
+    runs = sweep(LOSS, INIT, DESCENT, until=UNTIL, seeds=2, record=["loss", "weights"])
     path = save(runs, tmp_path / "runs.nc")
     again = load(path)
     xr.testing.assert_identical(again.drop_attrs(), runs.drop_attrs())
@@ -144,18 +258,18 @@ def test_round_trip_through_a_file(tmp_path):
 
 
 def test_trajectory_round_trip():
-    run = simulate(LOSS, INIT(KEY), DESCENT, record=["loss", "values"])
+    run = simulate(LOSS, INIT(KEY), DESCENT, until=UNTIL, record=["loss", "values"])
     back = from_dataset(to_dataset(run, {"what": "test"}))
     np.testing.assert_array_equal(back.loss, run.loss)
     np.testing.assert_array_equal(back["values"], run["values"])
     assert back.result == run.result
     with pytest.raises(ValueError, match="many runs"):
-        from_dataset(sweep(LOSS, INIT, DESCENT, seeds=2))
+        from_dataset(sweep(LOSS, INIT, DESCENT, until=UNTIL, seeds=2))
 
 
 def test_no_run_overwrites_another(tmp_path):
-    path = save(sweep(LOSS, INIT, DESCENT), tmp_path / "runs.nc")
-    other = sweep(LOSS, INIT, Descent(0.2, 60))
+    path = save(sweep(LOSS, INIT, DESCENT, until=UNTIL), tmp_path / "runs.nc")
+    other = sweep(LOSS, INIT, Descent(0.2), until=UNTIL)
     before = path.read_bytes()
     with pytest.raises(FileExistsError, match="something else"):
         save(other, path)
@@ -170,7 +284,7 @@ def test_no_run_overwrites_another(tmp_path):
 
 @pytest.mark.parametrize("keep", [0, 100, 2000])
 def test_truncated_files_are_one_line(tmp_path, keep):
-    path = save(sweep(LOSS, INIT, DESCENT), tmp_path / "runs.nc")
+    path = save(sweep(LOSS, INIT, DESCENT, until=UNTIL), tmp_path / "runs.nc")
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(ValueError, match="not a readable") as error:
         load(path)

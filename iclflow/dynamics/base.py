@@ -61,7 +61,7 @@ def marks_until(dynamics: AbstractDynamics, until: Any, saveat: Any, count: int)
         raise ValueError(f"until must be one number of at least 0, got {until}")
     if saveat is None:
         assert end is not None
-        return dynamics.spread(end[0], count)
+        return dynamics.spread(end[0].item(), count)
     if np.ndim(saveat) != 1 or np.size(saveat) == 0:
         raise ValueError(f"saveat must be a non-empty list, got shape {np.shape(saveat)}")
     marks = dynamics.as_marks(saveat)

@@ -42,7 +42,7 @@ class DescentState(eqx.Module):
         return self.run.model
 
     @property
-    def mark(self) -> Int[Array, ""]:
+    def mark(self) -> Int[Array, "*runs"]:
         """The steps made."""
         return self.step
 
@@ -52,7 +52,7 @@ class DescentState(eqx.Module):
         return self.run.result
 
     @property
-    def stopped(self) -> Int[Array, ""]:
+    def stopped(self) -> Int[Array, "*runs"]:
         """The last step that was computed."""
         return self.run.stopped
 
@@ -96,7 +96,8 @@ class Descent(AbstractDynamics):
         if isinstance(marks, Tracer):
             return marks.astype(int)
         found = np.asarray(marks)
-        if not np.issubdtype(found.dtype, np.number) or np.any(found != np.round(found)):
+        whole = np.issubdtype(found.dtype, np.number) and np.isfinite(found).all()
+        if not whole or np.any(found != np.round(found)):
             raise ValueError("Descent counts whole steps; for times t/τ use Flow")
         return found.astype(int)
 

@@ -24,7 +24,7 @@ class FlowState(eqx.Module):
     result: RESULTS
 
     @property
-    def stopped(self) -> Float[Array, ""]:
+    def stopped(self) -> Float[Array, "*runs"]:
         """The last time that was computed."""
         return self.mark
 

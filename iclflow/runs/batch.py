@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -27,6 +27,7 @@ class Piece:
     models: Any  # stacked, one a run
 
 
+@runtime_checkable
 class AbstractObserver(Protocol):
     """Something that looks on: progress, snapshots."""
 
@@ -66,6 +67,7 @@ class BatchResult:
     interrupted: bool
 
 
+@runtime_checkable
 class Disk(Protocol):
     """Where the progress of a batch is kept."""
 
@@ -92,21 +94,19 @@ def run_batch(
     longest = marks[-1] / count if disk is not None else np.inf
     longest = max(1, np.ceil(longest)) if np.issubdtype(marks.dtype, np.integer) else longest
     stops = {float(mark) for watch in observers for mark in watch.stops(marks)}
-    interrupted, saved = False, True
+    interrupted = False
     try:
         while progress.done < len(marks):
             _piece(batch, progress, marks, recording, size, longest, stops)
-            saved = disk is None
-            if disk is not None:
-                disk.save(number, progress, progress.done == len(marks))
+            # First the observers: what they write of a piece is then there when it counts as done.
             for watch in observers:
                 watch(Piece(batch, number, progress.mark, stops, progress.state.model))
+            if disk is not None:
+                disk.save(number, progress, progress.done == len(marks))
     except KeyboardInterrupt:
         if disk is None and progress.done == 0:
             raise
         interrupted = True
-        if disk is not None and not saved:
-            disk.save(number, progress, True)
     return _result(batch, progress, recording, final, interrupted)
 
 

@@ -57,8 +57,14 @@ class Batch:
         return loss, init, dynamics
 
 
-def batches(entries: Sequence[Entry], seeds: np.ndarray, saves: int) -> Iterator[Batch]:
-    """All runs, in batches; `saves` numbers are recorded of each run at most."""
+def batches(
+    entries: Sequence[Entry], seeds: np.ndarray, saves: int, sizes: Sequence[int] | None = None
+) -> Iterator[Batch]:
+    """All runs, in batches; `saves` numbers are recorded of each run at most.
+
+    `sizes` of the batches are those of an earlier plan; otherwise what fits in memory now.
+    """
+    number = 0
     groups: dict[Any, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(_shape(entry), []).append(entry)
@@ -66,7 +72,7 @@ def batches(entries: Sequence[Entry], seeds: np.ndarray, saves: int) -> Iterator
         rows = np.concatenate([np.full(len(e.seeds), i) for i, e in enumerate(group)])
         places = np.concatenate([e.seeds for e in group])
         weights = np.concatenate([e.weights for e in group])
-        size = _batch_size(group[0], len(rows), saves)
+        size = sizes[number] if sizes else _batch_size(group[0], len(rows), saves)
         for begin in range(0, len(rows), size):
             part = slice(begin, begin + size)
             # The last batch is filled up, so that all are one compiled program.
@@ -80,6 +86,7 @@ def batches(entries: Sequence[Entry], seeds: np.ndarray, saves: int) -> Iterator
                 seeds=seeds[places[chosen]],
                 weights=weights[chosen],
             )
+            number += 1
 
 
 PARTS = ("loss", "init", "dynamics")

@@ -1,6 +1,7 @@
 """A sweep on disk: the progress of its batches, and snapshots of its weights."""
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,16 +11,18 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from iclflow.results.files import write_text
 from iclflow.results.provenance import code_key, content_key
-from iclflow.results.tensors import load_metadata, load_tree, save_tree, write_tensors
+from iclflow.results.tensors import load_tree, save_tree, write_tensors
 from iclflow.runs.batch import Piece, Standing
 
+PLAN = "plan.json"
 SAVE_EVERY = 5.0  # seconds between two states on disk, so that saving never costs much
 SNAPSHOTS = 32  # weights kept on disk over a run, at marks spread evenly
 
 
 class Store:
-    """A folder with everything needed to go on, a file a batch.
+    """A folder with everything needed to go on: the plan, and a file a batch.
 
     Each piece is the same compiled loop, so where a sweep was stopped and taken up again does not
     change a bit of its result (on the CPU; a GPU may add in another order). On disk: three times
@@ -29,14 +32,22 @@ class Store:
     def __init__(self, folder: Path | str, settings: Any) -> None:
         """The folder, and what the sweep in it must be; refused if it holds another."""
         self.folder, self.key = Path(folder), content_key(settings)
-        self.saved = time.monotonic()
+        self.saved, self.sizes = time.monotonic(), None
         self.folder.mkdir(parents=True, exist_ok=True)
-        for file in sorted(self.folder.glob("batch-*.safetensors")):
-            if load_metadata(file).get("content_key") != self.key:
+        if (self.folder / PLAN).exists():
+            plan = json.loads((self.folder / PLAN).read_text())
+            if plan["content_key"] != self.key:
                 raise ValueError(
                     f"{self.folder} holds another run (other settings, start or code); choose "
                     f"another folder or move it away"
                 )
+            self.sizes = plan["sizes"]
+
+    def begin(self, sizes: Sequence[int]) -> None:
+        """Keep the sizes of the batches: with other free memory they would be others."""
+        self.sizes = list(sizes)
+        plan = {"content_key": self.key, "sizes": self.sizes}
+        write_text(self.folder / PLAN, json.dumps(plan) + "\n")
 
     def _file(self, number: int) -> Path:
         return self.folder / f"batch-{number:04d}.safetensors"
@@ -53,7 +64,7 @@ class Store:
     def save(self, number: int, progress: Standing, now: bool) -> None:
         """The progress of a batch, unless it was saved a moment ago."""
         if now or time.monotonic() - self.saved >= SAVE_EVERY:
-            save_tree(self._file(number), progress.tree(), {"content_key": self.key})
+            save_tree(self._file(number), progress.tree())
             self.saved = time.monotonic()
 
 
@@ -79,6 +90,10 @@ class Snapshots:
         """The weights of every seed, if there is no snapshot of this mark yet."""
         if piece.mark not in piece.stops:
             return
+        if piece.batch.cells.shape[1] > 1:
+            raise ValueError(
+                "snapshots are named by their seed, this sweep has axes too; make one for each"
+            )
         whole = jax.tree.map(lambda a: np.asarray(a) if eqx.is_array(a) else a, piece.models)
         for i, seed in enumerate(piece.batch.seeds[: piece.batch.count]):
             one = jax.tree.map(lambda a, s=i: a[s] if eqx.is_array(a) else a, whole)

@@ -88,13 +88,16 @@ def sweep(
         point = {name: axes[name][i] for name, i in zip(axes, index, strict=True)}
         entries += _entries(index, *_at(point, source, init, dynamics), numbers, vary)
     marks = marks_until(dynamics, until, saveat, SAVES)
-    plan = list(batches(entries, numbers, len(marks)))
-    recordings = [_check(batch, record, final) for batch in plan]
     about = {"source": source, "init": init, "dynamics": dynamics, "vary": vary, "marks": marks}
     about |= {"seeds": numbers, "axes": axes, "record": list(record), "key": key}
     disk = None
     if store is not None:
         disk = Store(store, {**about, "settings": settings, "code": code_key(__name__)})
+    sizes = None if disk is None else disk.sizes
+    plan = list(batches(entries, numbers, len(marks), sizes))
+    recordings = [_check(batch, record, final) for batch in plan]
+    if disk is not None and sizes is None:
+        disk.begin([len(batch.seeds) for batch in plan])
     watching = [*observers, *([] if progress is None else [_Progress(progress, marks, len(plan))])]
     results: list[BatchResult] = []
     for number, (batch, (recording, last)) in enumerate(zip(plan, recordings, strict=True)):
