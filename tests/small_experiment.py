@@ -59,6 +59,12 @@ def draw(data) -> Drawing:
     return figure
 
 
+def draw_wide(data) -> Drawing:
+    figure = draw(data)
+    figure.set_size_inches(9, 2)
+    return figure
+
+
 def draw_badly(data) -> Drawing:
     raise ValueError("no ink")
 

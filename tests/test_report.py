@@ -15,7 +15,7 @@ import small_experiment as small
 import iclflow.experiments
 from iclflow.experiments.base import Claim, unmoved
 from iclflow.experiments.entry import Module
-from iclflow.report import page, scorecard
+from iclflow.report import page, scorecard, words
 from iclflow.report.build import build
 from iclflow.report.figures import FIGURES, choose
 from iclflow.report.folder import prepare
@@ -314,7 +314,7 @@ def test_times_are_compared_where_both_are_known(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
+    ("seconds", "text"),
     [
         (0.04, "0.0 s"),
         (9.96, "10 s"),
@@ -327,12 +327,12 @@ def test_times_are_compared_where_both_are_known(tmp_path):
         (142 * 86400, "142 days"),
     ],
 )
-def test_durations_in_words(seconds, words):
-    assert page.duration(seconds) == words
+def test_durations_in_words(seconds, text):
+    assert words.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "text"),
     [
         (0.0, "0"),
         (-0.5, "−0.5"),
@@ -344,8 +344,8 @@ def test_durations_in_words(seconds, words):
         (4, "4"),
     ],
 )
-def test_numbers_in_words(value, words):
-    assert page.number(value) == words
+def test_numbers_in_words(value, text):
+    assert words.number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -355,10 +355,11 @@ def test_numbers_in_words(value, words):
         ("key_labels < P^(-1/2)", "key_labels &lt; P<sup>−1/2</sup>"),
         ("slope -0.5, well-known", "slope −0.5, well-known"),
         ("at w = 1e-3, 2.5e6 steps, 1e", "at w = 0.001, 2.5 × 10⁶ steps, 1e"),
+        ("4e+07 epochs, E2 of App. E.1", '4 × 10⁷ epochs, <a href="#E2">E2</a> of App. E.1'),
     ],
 )
 def test_mathematics_in_prose(text, html):
-    assert page.prose(text) == html
+    assert words.prose(text) == html
 
 
 @pytest.mark.parametrize(
@@ -367,12 +368,13 @@ def test_mathematics_in_prose(text, html):
         ("over all seeds", "Over all seeds."),
         ("a count", "A count."),
         ("w² over the size", "w² over the size."),
+        ("relative; it stays", "Relative; it stays."),
         ("P = 80,000.", "P = 80,000."),
         ("|cos| of two", "|cos| of two."),
     ],
 )
 def test_notes_become_sentences(text, whole):
-    assert page.sentence(text) == whole
+    assert words.sentence(text) == whole
 
 
 def test_settings_are_words():
@@ -392,7 +394,7 @@ def test_settings_are_words():
 
 
 @pytest.mark.parametrize(
-    ("measured", "expected", "words"),
+    ("measured", "expected", "text"),
     [
         (0.9999981795, 1.0, "0.99999818"),
         (0.95, 1.0, "0.95"),
@@ -402,8 +404,8 @@ def test_settings_are_words():
         (None, 1.0, "not a number"),
     ],
 )
-def test_measured_numbers_show_where_they_differ(measured, expected, words):
-    assert page.beside(measured, expected) == words
+def test_measured_numbers_show_where_they_differ(measured, expected, text):
+    assert words.beside(measured, expected) == text
 
 
 # The table of figures

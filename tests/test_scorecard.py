@@ -5,6 +5,7 @@ changed for a reason, change it there too, by hand.
 """
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,12 @@ def test_quick_verdicts_have_not_changed(group, report):
     assert len(ids) == len(set(ids))
     found = {row["id"]: row["holds"] for row in report.rows}
     assert found == json.loads(VERDICTS.read_text())[group]
+
+
+def test_labels_of_our_own_equations_lead_somewhere(report):
+    text = report.index.read_text()
+    ids = re.findall(r'id="(E\d)"', text)
+    assert set(re.findall(r'href="#(E\d)"', text)) == set(ids)
 
 
 def test_every_verdict_can_turn_round(group, report):

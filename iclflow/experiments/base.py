@@ -37,48 +37,48 @@ class Claim:
 
 
 def near(
-    id: str,
-    claim: str,
-    equation: str,
-    expected: float,
-    measured: float,
-    tolerance: float,
-    reason: str,
-    note: str = "",
-    **marks: Any,
-) -> Claim:
+    id: str, claim: str, equation: str, expected: float, measured: float, tolerance: float,
+    reason: str, note: str = "", **marks: bool,
+) -> Claim:  # fmt: skip
     """A claim that `measured` lies within `tolerance` of `expected`; NaN does not hold."""
     holds = bool(abs(measured - expected) <= tolerance)
     return Claim(id, claim, equation, expected, measured, tolerance, holds, reason, note, **marks)
 
 
-def below(id: str, claim: str, equation: str, measured: float, limit: float, *words: str,
-          **marks: Any) -> Claim:  # fmt: skip
-    """A claim that a measured size, 0 at best, is at most `limit`; then reason and note."""
-    return Claim(
-        id, claim, equation, 0.0, measured, limit, bool(measured <= limit), *words, **marks
-    )
+def below(
+    id: str, claim: str, equation: str, measured: float, limit: float, reason: str,
+    note: str = "", **marks: bool,
+) -> Claim:  # fmt: skip
+    """A claim that a measured size, 0 at best, is at most `limit`; NaN does not hold."""
+    holds = bool(measured <= limit)
+    return Claim(id, claim, equation, 0.0, measured, limit, holds, reason, note, **marks)
 
 
-def at_least(id: str, claim: str, equation: str, measured: float, limit: float, *words: str,
-             **marks: Any) -> Claim:  # fmt: skip
-    """A claim that `measured` reaches `limit`; then reason and note."""
+def at_least(
+    id: str, claim: str, equation: str, measured: float, limit: float, reason: str,
+    note: str = "", **marks: bool,
+) -> Claim:  # fmt: skip
+    """A claim that `measured` reaches `limit`."""
     wanted, holds = f"at least {limit:g}", bool(measured >= limit)
-    return Claim(id, claim, equation, wanted, measured, limit, holds, *words, **marks)
+    return Claim(id, claim, equation, wanted, measured, limit, holds, reason, note, **marks)
 
 
-def at_most(id: str, claim: str, equation: str, measured: float, limit: float, *words: str,
-            **marks: Any) -> Claim:  # fmt: skip
-    """A claim that `measured` does not exceed `limit`; then reason and note."""
+def at_most(
+    id: str, claim: str, equation: str, measured: float, limit: float, reason: str,
+    note: str = "", **marks: bool,
+) -> Claim:  # fmt: skip
+    """A claim that `measured` does not exceed `limit`."""
     wanted, holds = f"at most {limit:g}", bool(measured <= limit)
-    return Claim(id, claim, equation, wanted, measured, limit, holds, *words, **marks)
+    return Claim(id, claim, equation, wanted, measured, limit, holds, reason, note, **marks)
 
 
-def less(id: str, claim: str, equation: str, measured: float, other: float, *words: str,
-         **marks: Any) -> Claim:  # fmt: skip
-    """A claim of order, `measured` < `other`; then reason and note."""
+def less(
+    id: str, claim: str, equation: str, measured: float, other: float, reason: str,
+    note: str = "", **marks: bool,
+) -> Claim:  # fmt: skip
+    """A claim of order, `measured` < `other`."""
     wanted, holds = f"below {other:g}", bool(measured < other)
-    return Claim(id, claim, equation, wanted, measured, other, holds, *words, **marks)
+    return Claim(id, claim, equation, wanted, measured, other, holds, reason, note, **marks)
 
 
 def level_tolerance(levels: Any, deviation: float) -> float:

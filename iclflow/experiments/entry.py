@@ -35,15 +35,6 @@ class Module:
         return Function(self.name, function)
 
 
-class Folder:
-    """The three modules of an experiment, from the name of its package."""
-
-    def __init__(self, package: str):
-        self.data, self.claims, self.figure = (
-            Module(f"{package}.{part}") for part in ("data", "claims", "figure")
-        )
-
-
 @dataclasses.dataclass(frozen=True)
 class Source:
     """Where data and claims come from. Figures may share one: its claims go with the first.
@@ -109,3 +100,20 @@ class Figure:
         """Captions are written over several lines."""
         for field in ("caption", "alt"):
             object.__setattr__(self, field, " ".join(getattr(self, field).split()))
+
+
+class Folder:
+    """The three modules of an experiment, from the name of its package."""
+
+    def __init__(self, package: str):
+        self.data, self.claims, self.figure = (
+            Module(f"{package}.{part}") for part in ("data", "claims", "figure")
+        )
+
+    def source(self, part: str = "", *, shares: str = "", resumes: bool = False) -> Source:
+        """`compute`, `claims` and `controls`, with a suffix where an experiment has several."""
+        compute = getattr(self.data, f"compute{part}")
+        claims, controls = (
+            getattr(self.claims, f"{name}{part}") for name in ("claims", "controls")
+        )
+        return Source(compute, claims, controls, shares, resumes)

@@ -1,11 +1,9 @@
 """Merged key and query: one abrupt drop, and the network it is (Fig. 1)."""
 
-from iclflow.experiments.entry import Figure, Folder, Source
+from iclflow.experiments.entry import Figure, Folder
 
 _HERE = Folder(__name__)
-_SOURCE = Source(
-    _HERE.data.compute, _HERE.claims.claims, _HERE.claims.controls, shares="four_inputs"
-)
+_SOURCE = _HERE.source(shares="four_inputs")
 
 FIGURES = (
     Figure(

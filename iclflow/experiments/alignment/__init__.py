@@ -1,11 +1,9 @@
 """Early and late alignment of the merged weights (Fig. 6)."""
 
-from iclflow.experiments.entry import Figure, Folder, Source
+from iclflow.experiments.entry import Figure, Folder
 
 _HERE = Folder(__name__)
-_SOURCE = Source(
-    _HERE.data.compute, _HERE.claims.claims, _HERE.claims.controls, shares="four_inputs"
-)
+_SOURCE = _HERE.source(shares="four_inputs")
 
 FIGURES = (
     Figure(

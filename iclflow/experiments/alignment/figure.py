@@ -5,9 +5,8 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from iclflow.plots.style import COLUMN, style
+from iclflow.plots.style import COLUMN, HEAT, style
 
-HEAT = "RdBu_r"
 NAMES = (r"$\mathbb{E}[y_q \mathbf{z}^\top]$",)
 NAMES += (r"$\mathbb{E}[y_q \mathbf{z}^\top]\,\mathbb{E}[\mathbf{z}\mathbf{z}^\top]^{-1}$",)
 

@@ -128,8 +128,8 @@ def controls(data: xr.Dataset) -> dict[str, Control]:
     }
     # A bend where the test loss is halfway down and nowhere else, and one elsewhere.
     middle = half.sel(measure="test_loss", drop=True)
-    bend = np.exp(-(np.log(data["curvature_step"] / middle) ** 2) / 0.01)
-    bend = xr.DataArray(bend).transpose(*data["norm_curvature"].dims)
+    distance = np.log(data["curvature_step"].values / middle.values[:, None])
+    bend = data["norm_curvature"].copy(data=np.exp(-100 * distance**2))
     return {
         "lt-grok-generalises": data.assign(test_accuracy=0.5 * data["test_accuracy"]),
         "lt-grok-delay": data.assign(grokked=data["memorised"]),

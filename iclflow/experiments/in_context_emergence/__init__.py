@@ -1,9 +1,9 @@
 """In-context learning emerges with the second layer (second paper, Figs 5, 6)."""
 
-from iclflow.experiments.entry import Figure, Folder, Source
+from iclflow.experiments.entry import Figure, Folder
 
 _HERE = Folder(__name__)
-_SOURCE = Source(_HERE.data.compute, _HERE.claims.claims, _HERE.claims.controls, resumes=True)
+_SOURCE = _HERE.source(resumes=True)
 
 FIGURES = (
     Figure(

@@ -1,12 +1,10 @@
 """In-weight learning first, then in-context learning (Figs 5, 10)."""
 
-from iclflow.experiments.entry import Figure, Folder, Source
+from iclflow.experiments.entry import Figure, Folder
 
 _HERE = Folder(__name__)
-_SOURCE_FIG5 = Source(_HERE.data.compute_fig5, _HERE.claims.claims_fig5, _HERE.claims.controls_fig5)
-_SOURCE_FIG10 = Source(
-    _HERE.data.compute_fig10, _HERE.claims.claims_fig10, _HERE.claims.controls_fig10
-)
+_SOURCE_FIG5 = _HERE.source("_fig5")
+_SOURCE_FIG10 = _HERE.source("_fig10")
 
 FIGURES = (
     Figure(

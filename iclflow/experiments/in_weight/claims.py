@@ -8,6 +8,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from iclflow.experiments.base import Claim, below, less, near
+from iclflow.experiments.four_inputs import label_deviation
 from iclflow.experiments.runs import delayed, first_crossing
 
 
@@ -28,6 +29,8 @@ def claims_fig5(data: xr.Dataset) -> list[Claim]:
     gap = float(
         np.max(np.abs(data["sampled_training"] - data["training"].sel(portion=data.attrs["shown"])))
     )
+    white = np.full(data.attrs["inputs"], 1 / data.attrs["inputs"])
+    deviation = label_deviation(data.attrs["sampled_check_sequences"], white)
     return [
         less(
             "fig5-order", "the model first learns in weight, then in context", "Section 7.1",
@@ -53,7 +56,7 @@ def claims_fig5(data: xr.Dataset) -> list[Claim]:
         ),
         below(
             "fig5-sampled", "training on P sequences follows the population", "(87)", gap,
-            3 * _label_deviation(data), "three standard errors of the mean of P squared labels",
+            3 * deviation, "three standard errors of the mean of P squared labels",
             f"largest difference of the two training losses, 60% fixed, P = "
             f"{data.attrs['sampled_check_sequences']}",
         ),
@@ -152,11 +155,6 @@ def _drop_errors(data: xr.Dataset) -> dict[float, float]:
         measured = first_crossing(clock, run["training"].values, middle)
         errors[portion] = abs(first_crossing(clock, run["predicted"].values, middle) / measured - 1)
     return errors
-
-
-def _label_deviation(data: xr.Dataset) -> float:
-    """The standard error of the mean of P squared labels: Var y² = 3(1 + 2 tr Λ²) - 1, Λ = I/D."""
-    return float(np.sqrt((2 + 6 / data.attrs["inputs"]) / data.attrs["sampled_check_sequences"]))
 
 
 def _listed(values: dict[float, float]) -> str:

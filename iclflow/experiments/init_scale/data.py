@@ -1,9 +1,9 @@
 """The scale w of the initial weights, from 1e-6 to lazy training (second version of the paper).
 
 Merged: simulated at every scale, its one plateau lasts ln(1/w)/‖Λ²‖ and more. Separate: a
-plateau lasts ~ 1/w, so that 1e-6 would take 1e10 steps; below 1e-2 the staircase predicted from
-the initial weights stands alone. Large weights hardly move: the loss decays exponentially, as a
-linear model with the kernel of the start.
+plateau lasts ~ 1/w, so that 1e-6 would take 1e10 steps; the staircase predicted from the initial
+weights lies over the simulations up to w = 0.1, and below 1e-2 stands alone. Large weights hardly
+move: the loss decays exponentially, as a linear model with the kernel of the start.
 """
 
 from typing import Any
@@ -27,9 +27,9 @@ from iclflow.theory.fixed_points.levels import plateau_losses
 MERGED_HEADS, SEPARATE_HEADS = 8, 5
 MERGED_SCALES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 MERGED_RATE, MERGED_STEPS = 0.02, 10_000
-THEORY_SCALES = (1e-6, 1e-5, 1e-4, 1e-3)  # separate: the staircase alone
-QUICK_THEORY_SCALES = (1e-6, 1e-3)
 SMALL_SCALES, SMALL_RATE, SMALL_STEPS = (0.01, 0.03, 0.1), 0.4, 120_000
+THEORY_SCALES = (1e-6, 1e-5, 1e-4, 1e-3, *SMALL_SCALES)  # separate: the staircase
+QUICK_THEORY_SCALES = (1e-6, 1e-3, *SMALL_SCALES)
 LARGE_SCALES, LARGE_RATE, LARGE_STEPS = (0.3, 1.0, 3.0), 0.02, 120_000
 SHOWN_SEED = 2
 LAZY = -1  # the last merged scale
@@ -38,7 +38,7 @@ LAZY = -1  # the last merged scale
 def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Dataset:
     """Loss over training for every scale, one seed; times of the drops, all seeds.
 
-    In the population; the quick form has fewer seeds and fewer scales of the staircase alone.
+    In the population; the quick form has fewer seeds and fewer scales of the staircase.
     """
     report = progress or (lambda done, total: None)
     report(0, 3)

@@ -1,11 +1,9 @@
 """The linear transformer: where it ends, how it gets there (second paper, Figs 1, 2)."""
 
-from iclflow.experiments.entry import Figure, Folder, Source
+from iclflow.experiments.entry import Figure, Folder
 
 _HERE = Folder(__name__)
-_SOURCE = Source(
-    _HERE.data.compute, _HERE.claims.claims, _HERE.claims.controls, shares="linear_transformer"
-)
+_SOURCE = _HERE.source(shares="linear_transformer")
 
 FIGURES = (
     Figure(

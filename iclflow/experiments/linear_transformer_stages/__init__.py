@@ -1,11 +1,9 @@
 """Stages of the linear transformer, and their detectors (second paper, Figs 3A, 4)."""
 
-from iclflow.experiments.entry import Figure, Folder, Source
+from iclflow.experiments.entry import Figure, Folder
 
 _HERE = Folder(__name__)
-_SOURCE = Source(
-    _HERE.data.compute, _HERE.claims.claims, _HERE.claims.controls, shares="linear_transformer"
-)
+_SOURCE = _HERE.source(shares="linear_transformer")
 
 FIGURES = (
     Figure(
@@ -24,9 +22,12 @@ FIGURES = (
         "lt-fig4", "2nd paper, Figure 4", "Finding the time scales",
         _SOURCE, _HERE.figure.draw_fig4,
         caption="""Four time scales in the run on the left of Figure 3A, by the curvature of the
-        loss's autocorrelation, of the norm of p₂q₁, and of the loss itself; dashed: when each mode
-        is half learned. Last: effective rank of p₂q₁, without the modes learned first.""",
-        alt="""Three curvature curves with a marked peak beside each of four dashed lines, and the
+        loss's autocorrelation, of the norm ‖p₂‖, and of the loss itself; dashed: when each mode is
+        half learned. The paper's figure names no marks: here they are where a mode has been
+        learned, at which a loss bends up and a norm bends down. The norm's maxima, where a mode
+        begins to rise, come as much before. Last: effective rank of p₂q₁, without the modes learned
+        first.""",
+        alt="""Three curvature curves with a marked bend beside each of four dashed lines, and the
         effective rank without 0, 1 and 2 modes, which rises with every mode that is left.""",
     ),
 )  # fmt: skip

@@ -1,11 +1,11 @@
 """Key and query of rank R: plateaus at every R-th level (Figs 4, 8, 9)."""
 
-from iclflow.experiments.entry import Figure, Folder, Source
+from iclflow.experiments.entry import Figure, Folder
 
 _HERE = Folder(__name__)
-_SOURCE_FIG4 = Source(_HERE.data.compute_fig4, _HERE.claims.claims_fig4, _HERE.claims.controls_fig4)
-_SOURCE_FIG8 = Source(_HERE.data.compute_fig8, _HERE.claims.claims_fig8, _HERE.claims.controls_fig8)
-_SOURCE_FIG9 = Source(_HERE.data.compute_fig9, _HERE.claims.claims_fig9, _HERE.claims.controls_fig9)
+_SOURCE_FIG4 = _HERE.source("_fig4")
+_SOURCE_FIG8 = _HERE.source("_fig8")
+_SOURCE_FIG9 = _HERE.source("_fig9")
 
 FIGURES = (
     Figure(
@@ -16,7 +16,7 @@ FIGURES = (
         so the long plateaus are those at L(M_m) with m = 0, R, 2R, …: eight at rank one, and a
         single one at rank eight.""",
         alt="""Four panels of loss curves, for ranks 1, 2, 4 and 8: the higher the rank, the fewer
-        the long plateaus; dashed lines mark the levels.""",
+        the long plateaus; dotted lines mark the levels.""",
     ),
     Figure(
         "fig8", "Figure 8", "Value weights at higher rank",
@@ -31,6 +31,6 @@ FIGURES = (
         "fig9", "Figure 9", "The other ranks",
         _SOURCE_FIG9, _HERE.figure.draw_fig9,
         caption="""As Figure 4, for ranks 3, 5, 6 and 7.""",
-        alt="""Four panels of loss curves, for ranks 3, 5, 6 and 7, with dashed levels.""",
+        alt="""Four panels of loss curves, for ranks 3, 5, 6 and 7, with dotted levels.""",
     ),
 )  # fmt: skip

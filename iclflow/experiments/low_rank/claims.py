@@ -7,6 +7,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from iclflow.experiments.base import Claim, at_least, level_tolerance, near
+from iclflow.experiments.four_inputs import label_deviation
 
 CONSPICUOUS = 3.0  # long plateaus last at least this many times as long as brief ones
 
@@ -60,7 +61,7 @@ def _rank_claims(name: str, data: xr.Dataset) -> list[Claim]:
         gaps += [level - levels[m] for m, level, _ in _plateaus(data, rank)]
     final = data["loss"].values[..., -1]
     done = np.isfinite(data["drop_times"].values[..., -1])
-    error = _label_deviation(data)
+    error = label_deviation(data.attrs["sequences"], data["spectrum"].values)
     features = modes * (modes + 1) * (modes + 2) // 2
     smallest = min(ratios.values(), default=float("nan"))
     return [
@@ -168,12 +169,6 @@ def _half_grown(data: xr.Dataset) -> float:
     spectrum, pairs = data["spectrum"].values, int(data.attrs["context"])
     weights = 1 / (spectrum + (spectrum + spectrum.sum()) / pairs)
     return float(np.min(weights) ** (1 / 3) / 2)
-
-
-def _label_deviation(data: xr.Dataset) -> float:
-    """The standard error of the mean of P squared labels y = wᵀx: Var y² = 3(1 + 2 tr Λ²) - 1."""
-    square = float(np.sum(data["spectrum"].values ** 2))
-    return float(np.sqrt((3 * (1 + 2 * square) - 1) / data.attrs["sequences"]))
 
 
 def _quantile(values: Any, share: float) -> float:

@@ -1,9 +1,9 @@
 """Attention as a sum of convolutional networks, drawn with numbers (Fig. 2)."""
 
-from iclflow.experiments.entry import Figure, Folder, Source
+from iclflow.experiments.entry import Figure, Folder
 
 _HERE = Folder(__name__)
-_SOURCE = Source(_HERE.data.compute, _HERE.claims.claims, _HERE.claims.controls)
+_SOURCE = _HERE.source()
 
 FIGURES = (
     Figure(

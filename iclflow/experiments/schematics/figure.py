@@ -7,9 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Rectangle
 
-from iclflow.plots.style import COLOURS, COLUMN, style
+from iclflow.plots.style import COLOURS, COLUMN, HEAT, style
 
-HEAT = "RdBu_r"
 INK = "0.25"
 
 

@@ -1,4 +1,4 @@
-"""Softmax attention has the same drops: merged one, separate several (Figs 1 and 3 of v2).
+"""Softmax attention drops too: merged once, separate several times (Figs 1 and 3 of v2).
 
 Softmax attention is linear in no fixed features, so it trains on the sequences themselves, and
 fewer of them. They come in fours, (±w, ±x_q), besides being matched in moments: odd averages

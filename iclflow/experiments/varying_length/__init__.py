@@ -1,11 +1,9 @@
 """Contexts of varying length."""
 
-from iclflow.experiments.entry import Figure, Folder, Source
+from iclflow.experiments.entry import Figure, Folder
 
 _HERE = Folder(__name__)
-_SOURCE = Source(
-    _HERE.data.compute, _HERE.claims.claims, _HERE.claims.controls, shares="four_inputs"
-)
+_SOURCE = _HERE.source(shares="four_inputs")
 
 FIGURES = (
     Figure(
@@ -13,7 +11,7 @@ FIGURES = (
         _SOURCE, _HERE.figure.draw,
         caption="""The loss averaged over context lengths: training shows the same drops, at levels
         that follow from the average of 1/n.""",
-        alt="""Loss over training with varying context length, in the same steps, with dashed
+        alt="""Loss over training with varying context length, in the same steps, with dotted
         levels.""",
     ),
 )  # fmt: skip
