@@ -1,7 +1,9 @@
 """A study: settings turned into loss, initialiser and dynamics, run, and summarised."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -18,18 +20,28 @@ from iclflow.models import (
     AbstractLinearModel,
     AbstractModel,
     Blocks,
+    ConvNet,
+    Merged,
+    Separate,
     draw_model,
 )
 from iclflow.results.progress import Progress
+from iclflow.results.trajectory import linear_steps
 from iclflow.runs.labels import OUTCOMES
 from iclflow.runs.record import FixedPointDistance, OfModel
 from iclflow.runs.sweep import Vary, sweep
+from iclflow.study.fields import LONGEST
 from iclflow.study.settings import Settings
+from iclflow.study.sizes import SMALL
 from iclflow.tasks.task import ContextLabels, Task
 
 if TYPE_CHECKING:
     from iclflow.study.prediction import Prediction
 
+STEPS = 10_001  # where the theory predicts no end
+MOST_STEPS = 1_000_001  # that a run takes without being asked to
+BEYOND = 1.3  # times the last predicted drop: the end of a run that was given none
+PREDICTED = 4  # seeds whose drops are predicted for that
 TEST_SEQUENCES = 5000  # for test losses of models without a population in closed form
 
 
@@ -58,16 +70,17 @@ class Study:
             labels = ContextLabels(settings.in_weight_test)
             tests["in_context_loss"] = test_loss(task.in_context(), init)
             tests["in_weight_loss"] = test_loss(task.in_weight(labels), init)
-        if "population_loss" in settings.record:
+        record = settings.record or ()
+        if "population_loss" in record:
             tests["population_loss"] = test_loss(task, init)
-        if "fixed_point_distance" in settings.record:
+        if "fixed_point_distance" in record:
             if settings.vary == "all":
                 raise ValueError("fixed_point_distance needs one task; vary weights or data")
             tests["fixed_point_distance"] = OfModel(FixedPointDistance.of(task))
         return cls(settings, task, init, choice, loss, dynamics, tests)
 
-    def run(self, progress: Progress | None = None) -> xr.Dataset:
-        """Train all seeds."""
+    def run(self, progress: Progress | None = None, store: Path | str | None = None) -> xr.Dataset:
+        """Train all seeds; `store` is a folder from which the same run goes on."""
         settings, vary = self.settings, Vary(self.settings.vary)
         offsets = iter(range(settings.seeds))
 
@@ -76,19 +89,99 @@ class Study:
             task = settings.task(offset) if vary is Vary.ALL else self.task
             return settings.build_loss(task, self.choice, offset)
 
-        return sweep(
+        runs = sweep(
             self.loss if vary is Vary.WEIGHTS else other,
             self.init,
             self.dynamics,
             seeds=range(settings.seed, settings.seed + settings.seeds),
             vary=vary,
-            until=settings.until(self.dynamics),
-            saveat=settings.saveat(self.dynamics),
-            record={name: name for name in settings.record} | self.tests,
+            until=self.until,
+            saveat=self.saveat,
+            record={name: name for name in self.record} | self.tests,
             final={"sharpness": _sharpness},
             progress=progress,
+            store=store,
             settings=settings,
         )
+        timed = "time" not in runs.coords or np.isfinite(runs["time"]).any()
+        return runs if timed else runs.drop_vars("time")  # Adam and momentum keep no time
+
+    @cached_property
+    def drops(self) -> np.ndarray:
+        """Predicted drop times t/τ of the first seeds; empty where no theory covers the study."""
+        rule = getattr(self.dynamics, "optimiser", None)
+        if self.settings.scale == 0 or (rule is not None and not rule.keeps_time):
+            return np.zeros(0)
+        if self.settings.fixed_fraction > 0 or self.task.outputs > 1:
+            return np.zeros(0)
+        seeds = range(self.settings.seed, self.settings.seed + self.settings.seeds)[:PREDICTED]
+        times = [drop_times(task, model) for task, model in self._starts(seeds)]
+        return np.unique(np.concatenate(times))
+
+    @cached_property
+    def until(self) -> float | int:
+        """The end: t/τ of a flow, steps of descent; past the predicted drops if not given."""
+        settings, rate = self.settings, getattr(self.dynamics, "rate", None)
+        if rate is None:
+            assert settings.time is not None
+            return settings.time
+        if settings.steps is not None:
+            return settings.steps
+        if settings.time is not None:
+            steps = settings.time / (2 * float(rate))
+            if steps > LONGEST:
+                raise ValueError(f"time {settings.time:g} at rate {rate:g} is {steps:.2g} steps")
+            return max(1, round(steps))
+        if self.drops.size == 0:
+            return STEPS
+        steps = BEYOND * float(self.drops[-1]) / (2 * float(rate))
+        return min(MOST_STEPS, 1000 * int(np.ceil(min(steps, MOST_STEPS) / 1000)) + 1)
+
+    @cached_property
+    def saveat(self) -> np.ndarray:
+        """Save points: evenly in log time, in time, both, dense at drops; or a list."""
+        save, end, whole = self.settings.save, self.until, isinstance(self.dynamics, Descent)
+        kind, _, argument = save.partition(":")
+        try:
+            if kind in ("log", "linear", "mixed", "auto"):
+                count = int(argument or 200)
+                log = self.dynamics.spread(end, count)
+                linear = linear_steps(int(end), count) if whole else np.linspace(0, end, count)
+                mixed = np.union1d(log, linear)
+                dense = self._around_drops(end, count) if save.startswith("auto") else mixed[:0]
+                auto = np.union1d(mixed, dense)
+                return {"log": log, "linear": linear, "mixed": mixed, "auto": auto}[kind]
+            if save == "all" and whole:
+                return np.arange(end + 1)
+            points = np.asarray([float(x) for x in save.split(",")])
+        except ValueError:
+            raise ValueError(
+                f"save must be log:COUNT, linear:COUNT, mixed:COUNT, auto:COUNT, all (descent), "
+                f"or a list, got {save!r}"
+            ) from None
+        return points
+
+    def _around_drops(self, end: float, count: int) -> np.ndarray:
+        """About `count` marks at the predicted drops, where `end` is too far for even spacing."""
+        rate = getattr(self.dynamics, "rate", None)
+        if (rate is not None and end <= 2 * count) or self.drops.size == 0:
+            return np.zeros(0)
+        marks = self.drops if rate is None else self.drops / (2 * float(rate))
+        share = np.linspace(0.85, 1.15, max(8, count // len(marks)))
+        near = np.outer(marks, share).ravel()
+        near = near[near <= end]
+        return near if rate is None else np.round(near).astype(int)
+
+    @cached_property
+    def record(self) -> tuple[str, ...]:
+        """What is recorded: as asked; else the weights too, while they are small."""
+        asked = self.settings.record
+        if asked is not None:
+            return tuple(dict.fromkeys(("loss", *asked)))
+        model = eqx.filter_eval_shape(self.init, jax.random.key(0))
+        count = sum(leaf.size for leaf in jax.tree.leaves(model))
+        small = 8 * count * len(self.saveat) * self.settings.seeds <= SMALL
+        return ("loss", "values", "weights") if small else ("loss", "values")
 
     def levels(self) -> np.ndarray:
         """The plateau losses L(M_m) of the task; empty where the theory does not cover it."""
@@ -97,24 +190,27 @@ class Study:
         if self.task.outputs > 1 or self.settings.fixed_fraction > 0:
             return np.zeros(0)
         levels = np.asarray(plateau_losses(self.task))
-        model = eqx.filter_eval_shape(self.init, jax.random.key(0))
+        model = draw_model(self.init, jax.random.key(self.settings.seed))
         return levels[list(model.visits(len(levels) - 1))]
 
     def prediction(self, runs: xr.Dataset) -> "Prediction | None":
         """The theory from the same initial weights, where it covers the study."""
         from iclflow.study.prediction import predict  # SciPy's integrators: only when asked for
 
-        settings, vary = self.settings, Vary(self.settings.vary)
         timed = "time" in runs.coords and bool(np.isfinite(runs["time"]).all())
-        if settings.fixed_fraction > 0 or self.task.outputs > 1 or not timed:
+        if self.settings.fixed_fraction > 0 or self.task.outputs > 1 or not timed:
             return None
-        tasks, models = [], []
-        for offset, seed in enumerate(runs["seed"].values):
-            tasks.append(settings.task(offset) if vary is Vary.ALL else self.task)
+        tasks, models = zip(*self._starts(runs["seed"].values.tolist()), strict=True)
+        return predict(tasks, models, runs)
+
+    def _starts(self, seeds: Iterable[int]) -> Iterator[tuple[Task, AbstractModel]]:
+        """The task and the initial weights of each seed."""
+        settings, vary = self.settings, Vary(self.settings.vary)
+        for offset, seed in enumerate(seeds):
+            task = settings.task(offset) if vary is Vary.ALL else self.task
             number = settings.seed if vary is Vary.DATA else int(seed)
             model = draw_model(self.init, jax.random.key(number))
-            models.append(model.as_attention() if isinstance(model, MLP) else model)
-        return predict(tasks, models, runs)
+            yield task, model.as_attention() if isinstance(model, MLP) else model  # pyright: ignore
 
     def title(self) -> str:
         """One line that names the experiment."""
@@ -151,8 +247,30 @@ class Study:
             "predicted_drop_times": None if theory is None else theory.predicted.tolist(),
             "measured_drop_times": None if theory is None else theory.measured.tolist(),
             "drop_time_error": None if theory is None else theory.error,
+            "worst_drop_time_error": None if theory is None else worst_error(theory),
             "content_key": runs.attrs["content_key"],
         }
+
+
+def drop_times(task: Task, model: AbstractModel) -> np.ndarray:
+    """When the drops of one start come by theory; empty where none covers it."""
+    from iclflow.theory.drops.one_drop import merged_half_time
+    from iclflow.theory.drops.staircase import staircase
+
+    if isinstance(model, Merged):
+        times = np.asarray([merged_half_time(Population(task), model.reduce())])
+    elif isinstance(model, Separate | ConvNet):
+        reduced = model.reduce() if isinstance(model, Separate) else model
+        times = np.asarray(staircase(task, reduced, probes=0).times)
+    else:
+        return np.zeros(0)
+    return times[np.isfinite(times)]
+
+
+def worst_error(theory: "Prediction") -> float:
+    """Largest relative error of the drop times that were both predicted and seen; or NaN."""
+    errors = np.abs(theory.predicted / theory.measured - 1)
+    return float(np.nanmax(errors)) if np.isfinite(errors).any() else float("nan")
 
 
 def _sharpness(model: AbstractModel, loss: AbstractLoss) -> Any:
