@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import xarray as xr
 
-from iclflow.models import AbstractInitialiser, AbstractModel
+from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
 
 
 def recorded_models(run: xr.Dataset, init: AbstractInitialiser) -> AbstractModel:
@@ -12,7 +12,7 @@ def recorded_models(run: xr.Dataset, init: AbstractInitialiser) -> AbstractModel
 
     `init` is what drew the first of them: it says which model it was.
     """
-    like = jax.eval_shape(init, jax.random.key(0))
+    like = empty_model(init)
     names = like.weights()
     missing = [name for name in names if name not in run]
     if missing:
