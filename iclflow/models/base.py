@@ -204,11 +204,10 @@ def _draw_models(init: AbstractInitialiser, seeds: UInt32[Array, " S"]) -> Abstr
 def empty_model(init: AbstractInitialiser) -> AbstractModel:
     """A model as `init` draws it with zeros for weights: its kind, shapes and types."""
     shapes = eqx.filter_eval_shape(init, jax.random.key(0))
-    return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype) if _is_shape(a) else a, shapes)
-
-
-def _is_shape(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct)
+    # Through NumPy: nothing to compile.
+    zeros = lambda a: jnp.asarray(np.zeros(a.shape, a.dtype))  # noqa: E731
+    kind = jax.ShapeDtypeStruct
+    return jax.tree.map(lambda a: zeros(a) if isinstance(a, kind) else a, shapes)
 
 
 def require_positive(**sizes: int) -> None:
