@@ -249,7 +249,7 @@ def test_killed_it_goes_on(tmp_path, whole):
     assert (tmp_path / PLAN).exists()
     pieces = []
     again = run(tmp_path, progress=lambda done, total: pieces.append(done))
-    assert pieces[0] >= 40
+    assert pieces[0] >= 39  # the first of the lines was of step 0
     require_equal(again, whole, tmp_path)
 
 
