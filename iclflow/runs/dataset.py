@@ -34,7 +34,7 @@ def assemble(
         place = tuple(result.batch.cells.T)
         clock[place] = _clock(result, marks)
         ended[place], stopped[place] = result.result, result.stopped
-        axes = eqx.filter_eval_shape(result.batch.one[1], jax.random.key(0)).axes()
+        axes = empty_model(result.batch.one[1]).axes()
         for record, timed in ((result.record, True), (result.final, False)):
             for name, (dims, array) in variables(record, 1 + timed, axes).items():
                 blocks.setdefault((name, timed), []).append((place, dims, array))

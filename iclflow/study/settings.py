@@ -202,7 +202,7 @@ class Settings:
 
     def choice(self, task: Task) -> Choice:
         """The level of exactness, selected or as asked."""
-        model = eqx.filter_eval_shape(self.initialiser(task), jax.random.key(0))
+        model = empty_model(self.initialiser(task))
         if self.batch is not None and self.loss in ("moments", "population"):
             raise ValueError(f"minibatches need single sequences, which {self.loss} do not keep")
         chosen = select(task, model, self.sequences) if self.loss in ("auto",) else None
