@@ -1,7 +1,7 @@
 # Everything lives in .venv; the first call of a target installs what it needs, later ones do not.
 #   make reproduce   the figures and the scorecard, into report/index.html (core install only)
 #   make test        every check: lint, format, types, tests, documentation
-#   make test-all    the same with the slow tests
+#   make test-all    the same with the slow tests, and property tests on new random examples
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,7 +25,7 @@ test: lint
 	$(BIN)/mkdocs build --quiet --strict
 
 test-all: lint
-	$(PYTEST) -m "slow or not slow"
+	ICLFLOW_EXAMPLES=random $(PYTEST) -m "slow or not slow"
 	$(BIN)/mkdocs build --quiet --strict
 
 lint: $(VENV)/.all

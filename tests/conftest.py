@@ -1,10 +1,12 @@
 """Strict JAX, double precision and runtime shape checks for the whole package."""
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
+import hypothesis
 import jax
 import pytest
 from beartype import BeartypeConf, FrozenDict, beartype
@@ -20,6 +22,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Tests compile far more than they compute.
 compile_sparingly()
 jax.config.update("jax_disable_most_optimizations", True)
+
+# The same examples in every `make test`; new ones in `make test-all`, which prints how to repeat
+# the one that fails.
+hypothesis.settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
+hypothesis.settings.register_profile("random", print_blob=True, deadline=None)
+hypothesis.settings.load_profile(os.environ.get("ICLFLOW_EXAMPLES", "fixed"))
 
 # An int is a float (PEP 484). The hook decorates methods one by one, where beartype cannot know
 # which class `Self` is.

@@ -8,9 +8,10 @@ import xarray as xr
 from matplotlib.figure import Figure as Drawing
 
 from iclflow.experiments.base import Claim, below, near
-from iclflow.report.entries import Figure, Source
+from iclflow.experiments.entry import Figure, Module, Source
 
 COMPUTED: list[str] = []
+HERE = Module(__name__)
 
 
 def compute(*, quick=False, progress=None):
@@ -44,9 +45,23 @@ def claims(data) -> list[Claim]:
     ]
 
 
+def controls(data) -> dict[str, xr.Dataset]:
+    return {"last": data.assign(loss=2 * data["loss"]), "small": data.assign(loss=0 * data["loss"])}
+
+
+def no_claims(data) -> list[Claim]:
+    return []
+
+
 def draw(data) -> Drawing:
     figure = Drawing(figsize=(3.4, 2.4))
     figure.subplots().plot(data["time"], data["loss"])
+    return figure
+
+
+def draw_wide(data) -> Drawing:
+    figure = draw(data)
+    figure.set_size_inches(9, 2)
     return figure
 
 
@@ -56,16 +71,14 @@ def draw_badly(data) -> Drawing:
 
 def figure(name: str = "small", **changes) -> Figure:
     source = Source(
-        "small_experiment",
-        changes.pop("compute", "compute"),
-        changes.pop("claims", "small_experiment:claims"),
+        changes.pop("compute", HERE.compute), changes.pop("claims", HERE.claims), HERE.controls
     )
     given = {
         "name": name,
         "label": name.title(),
         "title": f"The title of {name}",
         "source": source,
-        "draw": "small_experiment:draw",
+        "draw": HERE.draw,
         "caption": "A caption with β & <β>.",
         "alt": "A curve that falls.",
     }

@@ -22,7 +22,7 @@ from iclflow.tasks.inputs import Rademacher, StudentT
 from iclflow.tasks.task import ContextLabels, Task
 from iclflow.tasks.task_vectors import AbstractTaskVectors, Mixture, Normal, Pool
 from iclflow.theory import (
-    GradientDescent,
+    GradientSteps,
     InWeight,
     Modes,
     OrdinaryLeastSquares,
@@ -54,11 +54,11 @@ def test_predictions_by_hand(length):
     w = np.zeros((size, 1))
     for _ in range(3):
         w = w + metric @ (x.T @ (y - x @ w)) / n
-    close(predict(GradientDescent(jnp.asarray(metric), 3), prompt), query @ w)
-    close(predict(GradientDescent(jnp.asarray(metric), 0), prompt), [0.0])
+    close(predict(GradientSteps(jnp.asarray(metric), 3), prompt), query @ w)
+    close(predict(GradientSteps(jnp.asarray(metric), 0), prompt), [0.0])
     step = gradient_step(task, rate=0.4, preconditioner=jnp.asarray(metric))
     close(predict(step, prompt), query @ (0.4 * metric @ (x.T @ y) / n))
-    close(predict(GradientDescent(jnp.asarray(0.4 * metric), 1), prompt), predict(step, prompt))
+    close(predict(GradientSteps(jnp.asarray(0.4 * metric), 1), prompt), predict(step, prompt))
     mean, spread = np.asarray(task.tasks.mean[0]), np.asarray(task.tasks.covariance)
     gram = x @ spread @ x.T + 0.25 * np.eye(n)
     w = mean + spread @ x.T @ np.linalg.solve(gram, y[:, 0] - x @ mean)
@@ -170,7 +170,7 @@ def test_where_there_is_no_closed_form():
         (OrdinaryLeastSquares(), Task([0.5], 9, inputs=Rademacher()), "Gaussian inputs only"),
         (OrdinaryLeastSquares(), Task([0.5], 9, context_labels=ContextLabels.NOISE), "made by"),
         (Ridge(1.0), NORMAL, "use `monte_carlo_loss`"),
-        (GradientDescent(jnp.eye(3), 2), NORMAL, "use `monte_carlo_loss`"),
+        (GradientSteps(jnp.eye(3), 2), NORMAL, "use `monte_carlo_loss`"),
         (bayes_predictor(NORMAL), NORMAL, "use `bayes_loss`"),
     ):
         with pytest.raises(ValueError, match=match):
@@ -197,7 +197,7 @@ def test_mistakes():
     with pytest.raises(ValueError, match="at least 0, got -1"):
         Ridge(-1.0)
     with pytest.raises(ValueError, match="at least 0, got -2"):
-        GradientDescent(jnp.eye(2), -2)
+        GradientSteps(jnp.eye(2), -2)
     with pytest.raises(ValueError, match="at least 2 sequences"):
         monte_carlo_loss(zero_predictor(NORMAL), NORMAL, 1, key(0))
     with pytest.raises(ValueError, match="this one has 2"):

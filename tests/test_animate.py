@@ -10,8 +10,9 @@ import xarray as xr
 
 import iclflow as icl
 from iclflow.cli import main
+from iclflow.diagnosis.scene import film_scene
 from iclflow.plots.weights import weights_film
-from iclflow.report import film
+from iclflow.results import movies
 from iclflow.results.netcdf import load
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
@@ -53,7 +54,7 @@ def film_of(path, *arguments) -> int:
 def test_the_scene_is_the_run_in_the_eigenbasis(request, kind):
     runs = request.getfixturevalue(kind)
     run = runs.sel(seed=0)
-    found = film.scene(runs, 0)
+    found = film_scene(runs, 0)
     basis = np.asarray(SEPARATE.task().basis)  # both have the same
     last = run.isel(time=-1)
     effective = np.zeros((3, 3))
@@ -77,15 +78,15 @@ def test_a_network_is_shown_as_the_attention_it_is(network, kind):
     like = dataclasses.replace(
         SEPARATE if kind == "separate" else MERGED, steps=60, save="linear:5", seeds=1
     )
-    ours = film.scene(Study.of(dataclasses.replace(like, model=network)).run())
-    theirs = film.scene(Study.of(like).run())
+    ours = film_scene(Study.of(dataclasses.replace(like, model=network)).run())
+    theirs = film_scene(Study.of(like).run())
     assert set(ours) == set(theirs)
     for name in theirs:
         np.testing.assert_allclose(ours[name], theirs[name], atol=1e-12, err_msg=str(name))
 
 
 def test_keys_keep_head_and_pair(separate):
-    found = film.scene(separate, 1)
+    found = film_scene(separate, 1)
     assert found["part"].values.tolist()[:3] == ["1.1", "1.2", "2.1"]
     basis = np.asarray(SEPARATE.task().basis)
     key = separate.sel(seed=1)["keys"].values[-1, 1, 0]
@@ -99,7 +100,7 @@ def test_eigenvectors_that_differ_by_seed():
     )  # fmt: skip
     runs = Study.of(settings).run()
     key = runs.sel(seed=1)["keys"].values[-1, 0, 0]
-    shown = film.scene(runs, 1)["keys"].values[-1, 0]
+    shown = film_scene(runs, 1)["keys"].values[-1, 0]
     np.testing.assert_allclose(shown, np.asarray(settings.task(1).basis).T @ key, atol=1e-14)
     assert not np.allclose(settings.task(0).basis, settings.task(1).basis)
 
@@ -110,7 +111,7 @@ def test_a_run_without_settings_is_shown_in_its_own_basis(merged):
     runs = icl.sweep(
         icl.Population(task), init, icl.Descent(0.2), until=300, record=["loss", "weights"]
     )
-    found = film.scene(runs)
+    found = film_scene(runs)
     assert found.attrs["basis"] == "eigenvectors of the final weights"
     assert "levels" not in found
     last = found["effective"].values[-1]
@@ -122,7 +123,7 @@ def test_softmax_has_no_levels():
         spectrum=(0.6, 0.4), model="softmax-separate", heads=2, sequences=16, steps=5,
         save="linear:3", record=("loss", "weights"),
     )  # fmt: skip
-    found = film.scene(Study.of(settings).run())
+    found = film_scene(Study.of(settings).run())
     assert found["levels"].size == 0
     weights_film(found, dpi=40)[1](1)
 
@@ -130,20 +131,20 @@ def test_softmax_has_no_levels():
 def test_a_run_that_stopped_early_ends_there(separate):
     runs = separate.copy(deep=True)
     runs["loss"][:, 10:] = np.nan
-    assert film.scene(runs, 0).sizes["time"] == 10
+    assert film_scene(runs, 0).sizes["time"] == 10
     runs["loss"][:, 1:] = np.nan
     with pytest.raises(ValueError, match="fewer than two recorded points"):
-        film.scene(runs, 0)
+        film_scene(runs, 0)
 
 
 def test_frames_are_even_in_time():
     clock = np.array([0.0, 1.0, 2.0, 10.0])
-    assert film.frame_indices(clock, 6).tolist() == [0, 2, 2, 2, 2, 3]
+    assert movies.frame_indices(clock, 6).tolist() == [0, 2, 2, 2, 2, 3]
 
 
 @pytest.mark.parametrize("kind", ["separate", "merged"])
 def test_a_frame_shows_its_moment(request, kind):
-    found = film.scene(request.getfixturevalue(kind), 0)
+    found = film_scene(request.getfixturevalue(kind), 0)
     figure, update = weights_film(found, dpi=50)
     artists = update(20)
     marker = next(a for a in artists if getattr(a, "get_marker", lambda: None)() == "o")
@@ -179,19 +180,19 @@ def test_a_gif_has_its_frames(runs, tmp_path, capsys):
     assert [p.name for p in tmp_path.iterdir()] == ["film.gif"]
 
 
-@pytest.mark.skipif(film.ffmpeg() is None, reason="there is no ffmpeg")
+@pytest.mark.skipif(movies.ffmpeg() is None, reason="there is no ffmpeg")
 def test_an_mp4_can_be_played(runs, tmp_path, capsys):
     path = tmp_path / "film.mp4"
     assert film_of(runs, "--seed", 1, "--out", path) == 0
     assert "4 frames at 8 a second" in capsys.readouterr().out
-    check = [film.ffmpeg(), "-v", "error", "-i", path, "-f", "rawvideo", "-pix_fmt", "gray", "-"]
+    check = [movies.ffmpeg(), "-v", "error", "-i", path, "-f", "rawvideo", "-pix_fmt", "gray", "-"]
     found = subprocess.run(check, capture_output=True, check=True)
     assert found.stderr == b""
     assert len(found.stdout) == 4 * 1280 * 720
 
 
 def test_without_ffmpeg_it_is_a_gif(separate, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(film, "ffmpeg", lambda: None)
+    monkeypatch.setattr(movies, "ffmpeg", lambda: None)
     path = icl.store.save(separate.isel(seed=[0]), tmp_path / "run.nc")
     assert film_of(path) == 0
     assert (tmp_path / "run.gif").is_file()
@@ -206,7 +207,7 @@ def test_few_recorded_points_are_mentioned(separate, tmp_path, capsys):
 
 
 def test_a_failing_encoder_leaves_nothing(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(film, "ffmpeg", lambda: "false")
+    monkeypatch.setattr(movies, "ffmpeg", lambda: "false")
     with pytest.raises(SystemExit) as stop:
         film_of(runs, "--seed", 0, "--out", tmp_path / "film.mp4")
     assert stop.value.code == 2
@@ -219,8 +220,8 @@ def test_a_failing_encoder_leaves_nothing(runs, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "this file has the seeds 0, 1; choose one with --seed"),
-        (["--seed", 7], "there is no seed 7 in this file; it has 0, 1"),
+        ([], "this file has 2 seeds, 0 to 1; choose one with --seed"),
+        (["--seed", 7], "there is no seed 7 in this file; it has 0 to 1"),
         (["--seed", 0, "--out", "film.avi"], "the ending must be .mp4 or .gif"),
         (["--seed", 0, "--out", "nowhere/film.gif"], "the folder nowhere does not exist"),
         (["--seed", 0, "--seconds", "-1"], "must be above 0"),
@@ -238,7 +239,7 @@ def test_mistakes_are_one_line_and_exit_code_2(runs, capsys, arguments, complain
 def test_files_that_cannot_be_animated(runs, tmp_path, capsys):
     full = load(runs)
     bad = {
-        "no weights of attention": full[["loss"]],
+        "did not record its weights": full[["loss"]],
         "no loss": full.drop_vars("loss"),
         "varies scale": full.expand_dims(scale=2),
     }
@@ -258,7 +259,7 @@ def test_files_that_cannot_be_animated(runs, tmp_path, capsys):
 
 
 def test_mp4_without_ffmpeg_says_what_to_do(runs, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(film, "ffmpeg", lambda: None)
+    monkeypatch.setattr(movies, "ffmpeg", lambda: None)
     with pytest.raises(SystemExit):
         film_of(runs, "--seed", 0, "--out", tmp_path / "film.mp4")
     assert "iclflow[video]" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from iclflow.tasks.prompt import Prompt
 from iclflow.tasks.task import ContextLabels, Task
 from iclflow.tasks.task_vectors import Mixture, Normal, Pool
 from iclflow.theory import (
-    GradientDescent,
+    GradientSteps,
     InWeight,
     OrdinaryLeastSquares,
     Ridge,
@@ -159,7 +159,7 @@ def test_bayes_beats_every_rival(name):
         zero_predictor(task),
         OrdinaryLeastSquares(),
         Ridge(1.0),
-        GradientDescent(eye, 2),
+        GradientSteps(eye, 2),
         in_weight(task),
     ]
     errors = np.asarray(squared_errors([best, *rivals], task, jax.random.split(key(5), COUNT)))

@@ -249,6 +249,20 @@ def test_the_last_plateau_has_no_next_drop(stopped_curve):
     assert found.sizes["next"] == 0
 
 
+def test_curves_that_match_no_level_or_are_nan_get_no_prediction(stopped_curve):
+    task, init, _, steps, losses = stopped_curve
+    theory = {"task": task, "starts": [init(jax.random.key(11))], "rate": 0.1}
+    levels = plateau_losses(task)
+    other = losses + 0.5 * float(levels[0] - levels[1])  # every plateau halfway between two levels
+    found = diagnose_curve(steps, other, **theory)
+    assert not found["matches"].values.any()
+    assert "now" not in found.attrs
+    assert "predicted" not in found
+    assert diagnose_curve(steps, losses, **theory)["matches"].values.all()
+    with pytest.raises(ValueError, match="at least 3 finite points, got 0"):
+        diagnose_curve(steps, np.full_like(losses, np.nan), **theory)
+
+
 def test_a_curve_on_the_command_line(capsys, stopped_curve, tmp_path):
     _, _, _, steps, losses = stopped_curve
     path, plot = tmp_path / "loss.csv", tmp_path / "loss.png"
@@ -343,7 +357,7 @@ def damage(kind, folder):
     broken = f"gpt_neox.layers.1.attention.{part}.weight"
     if kind == "truncated":
         file.write_bytes(file.read_bytes()[:-500])
-        return "gpt_neox.layers.1"
+        return "truncated or not a safetensors file"
     if kind == "missing":
         del tensors[broken]
     else:

@@ -13,7 +13,7 @@ from iclflow.report import figures
 def _small_table(monkeypatch):
     table = {
         "small": small.figure("small"),
-        "broken": small.figure("broken", compute="compute_nothing"),
+        "broken": small.figure("broken", compute=small.HERE.compute_nothing),
     }
     monkeypatch.setattr(figures, "FIGURES", table)
     small.COMPUTED.clear()
@@ -101,7 +101,7 @@ def test_a_foreign_page_is_not_overwritten(tmp_path, capsys):
 def test_interruption_keeps_what_is_finished(tmp_path, capsys, monkeypatch):
     table = {
         "small": small.figure("small"),
-        "stopped": small.figure("stopped", compute="compute_and_be_interrupted"),
+        "stopped": small.figure("stopped", compute=small.HERE.compute_and_be_interrupted),
     }
     monkeypatch.setattr(figures, "FIGURES", table)
     assert reproduce("all", "--jobs", 1, "--out", tmp_path) == 130

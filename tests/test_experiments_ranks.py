@@ -10,11 +10,13 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import iclflow as icl
+from iclflow.experiments.in_weight import claims as in_weight_claims
 from iclflow.experiments.in_weight import data as in_weight
 from iclflow.experiments.in_weight import figure as in_weight_plots
+from iclflow.experiments.low_rank import claims as low_rank_claims
 from iclflow.experiments.low_rank import data as low_rank
 from iclflow.experiments.low_rank import figure as low_rank_plots
-from iclflow.experiments.low_rank.claims import claims_fig4
+from iclflow.experiments.softmax_drops import claims as softmax_claims
 from iclflow.experiments.softmax_drops import data as softmax_drops
 from iclflow.experiments.softmax_drops import figure as softmax_plots
 from iclflow.models.softmax import SoftmaxInitialiser
@@ -73,7 +75,7 @@ def test_padded_entries_have_the_scale_of_their_rank() -> None:
 
 
 def test_rank_rule(ranks: xr.Dataset) -> None:
-    verdicts = {claim.id: claim.holds for claim in low_rank.claims_fig9(ranks)}
+    verdicts = {claim.id: claim.holds for claim in low_rank_claims.claims_fig9(ranks)}
     assert verdicts == {
         "fig9-rank-rule": True, "fig9-heads": True, "fig9-levels": True, "fig9-final": True,
     }  # fmt: skip
@@ -83,11 +85,13 @@ def test_rank_rule_can_fail(ranks: xr.Dataset) -> None:
     """Drops at even distances have no conspicuous plateaus, wherever the levels are."""
     times = 500.0 * np.arange(1, 9)
     even = ranks.assign(drop_times=ranks["drop_times"] * 0 + times)
-    rule = next(c for c in low_rank.claims_fig9(even) if c.id == "fig9-rank-rule")
+    rule = next(c for c in low_rank_claims.claims_fig9(even) if c.id == "fig9-rank-rule")
     assert not rule.holds
     assert rule.measured == pytest.approx(1.0)
     nothing = ranks.assign(drop_times=ranks["drop_times"] * np.nan)
-    assert not any(c.holds for c in claims_fig4(nothing) if c.id.endswith(("rule", "final")))
+    assert not any(
+        c.holds for c in low_rank_claims.claims_fig4(nothing) if c.id.endswith(("rule", "final"))
+    )
 
 
 def test_final_values_of_rank_two() -> None:
@@ -102,20 +106,20 @@ def test_final_values_of_rank_two() -> None:
 @pytest.mark.slow
 def test_value_weights() -> None:
     data = low_rank.compute_fig8(quick=True)
-    assert all(claim.holds for claim in low_rank.claims_fig8(data))
+    assert all(claim.holds for claim in low_rank_claims.claims_fig8(data))
     assert isinstance(low_rank_plots.draw_fig8(data), Figure)
 
 
 def test_in_weight_then_in_context(portions: xr.Dataset) -> None:
-    verdicts = {c.id: c.holds for c in in_weight.claims_fig5(portions)}
-    verdicts |= {c.id: c.holds for c in in_weight.claims_fig10(portions)}
+    verdicts = {c.id: c.holds for c in in_weight_claims.claims_fig5(portions)}
+    verdicts |= {c.id: c.holds for c in in_weight_claims.claims_fig10(portions)}
     assert len(verdicts) == 7
     assert all(verdicts.values())
 
 
 def test_order_of_learning_can_fail(portions: xr.Dataset) -> None:
     swapped = portions.rename(in_weight="in_context", in_context="in_weight")
-    order = next(c for c in in_weight.claims_fig5(swapped) if c.id == "fig5-order")
+    order = next(c for c in in_weight_claims.claims_fig5(swapped) if c.id == "fig5-order")
     assert not order.holds
 
 
@@ -158,7 +162,7 @@ def test_fours_have_no_odd_averages_and_keep_the_zero_blocks() -> None:
 
 def test_softmax_drops() -> None:
     data = softmax_drops.compute(quick=True)
-    assert all(claim.holds for claim in softmax_drops.claims(data))
+    assert all(claim.holds for claim in softmax_claims.claims(data))
     assert isinstance(softmax_plots.draw(data), Figure)
 
 

@@ -274,6 +274,6 @@ def test_sharpness_of_a_loss_is_that_of_its_hessian():
 
     @jax.jit
     def top(weights):
-        return dg.top_eigenvalues(dg.hessian_product(loss, weights), flat.size, key, count=3)
+        return dg.top_eigenvalues(dg.hessian_vector_product(loss, weights), flat.size, key, count=3)
 
     np.testing.assert_allclose(top(point), dense[:3], rtol=1e-11)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from iclflow.experiments.grokking import claims as grokking_claims
 from iclflow.experiments.grokking import data as grokking
 from iclflow.experiments.runs import at
 from iclflow.models import draw_models
@@ -187,6 +188,6 @@ def test_small_preset_groks():
     when_memorised = data["test_accuracy"].values[np.arange(data.sizes["seed"]), at]
     assert np.all(when_memorised < 0.5)
     assert np.all(data["grokked"] >= 5 * data["memorised"])
-    verdicts = {claim.id: claim.holds for claim in grokking.claims(data)}
+    verdicts = {claim.id: claim.holds for claim in grokking_claims.claims(data)}
     assert verdicts["lt-grok-generalises"]
     assert verdicts["lt-grok-delay"]

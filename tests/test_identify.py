@@ -121,6 +121,41 @@ def test_components_of_equal_eigenvalues_may_be_any():
     assert found["distance"].sel(candidate="PCR-1").values[0] < 1e-7
 
 
+def test_components_that_a_task_covariance_reorders_are_named():
+    """λ = (1, .5), task variances (1, 3): λ²s puts component 1 first, the size λs component 2."""
+    task = Task([1.0, 0.5], 31, task_covariance=[1.0, 3.0])
+    modes = Modes.of(task)
+    first, second = (
+        LinearPredictor(modes.weight([s])[None, None])
+        for s in np.argsort(-np.asarray(modes.eigenvalue)).tolist()
+    )
+    assert name_of(first, task)[0] == "PCR-1"
+    name, margin = name_of(second, task)
+    assert name == "regression on component 2"
+    assert margin > 1 - 1e-6
+    assert name_of(least_squares(task), task)[0] == LEAST_SQUARES
+    # with variances (1, 8, 27) the order of the drops is 3, 2, 1
+    steep = Task([1.0, 0.5, 0.3], 31, task_covariance=[1.0, 8.0, 27.0])
+    names = list(candidates(steep, sequences=SMALL))
+    assert names[:4] == [
+        "zero", "regression on component 3", "regression on components 3, 2", LEAST_SQUARES
+    ]  # fmt: skip
+    assert {"PCR-1", "PCR-2"} <= set(names)
+    weight = Modes.of(steep).weight([0])
+    assert float(weight[2, 2]) == pytest.approx(float(jnp.abs(weight).max()))
+
+
+def test_a_margin_without_a_rival_says_so():
+    best = least_squares(TASK)
+    assert np.isnan(name_of(zero_predictor(TASK), TASK, among={"only": best})[1])
+    twins = {"one": best, "other": least_squares(TASK)}
+    name, margin = name_of(zero_predictor(TASK), TASK, among=twins)
+    assert name == "one (= other)"
+    assert np.isnan(margin)
+    rivals = {"one": best, "none": zero_predictor(TASK)}
+    assert name_of(zero_predictor(TASK), TASK, among=rivals) == ("none", 1.0)
+
+
 def test_the_nearest_ridge_is_read_beside_the_contest():
     task = TASK.replace(label_noise=0.7)
     scale = task.context * float(task.spectrum.mean())

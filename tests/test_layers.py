@@ -120,6 +120,42 @@ def test_plots_need_only_arrays_and_ink():
     assert found - allowed == set()
 
 
+def names_used(folder: Path) -> dict[str, set[str]]:
+    """File -> what it imports, calls by name, and reaches as `module.name`."""
+    found = {}
+    for path in sorted(folder.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = set(imported(tree))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                names.add(node.func.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                names.add(f"{node.value.id}.{node.attr}")
+        found[path.relative_to(folder).as_posix()] = names
+    return found
+
+
+def test_diagnostics_touch_neither_disk_nor_screen():
+    doors = {"open", "print", "input"}
+    modules = {"io", "logging", "os", "pathlib", "rich", "subprocess", "sys", "tempfile", "urllib"}
+    guilty = {
+        file: sorted(names & doors | {n for n in names if n.split(".")[0] in modules})
+        for file, names in names_used(ROOT / PACKAGE / "diagnostics").items()
+    }
+    assert {file: used for file, used in guilty.items() if used} == {}
+
+
+def test_theory_draws_no_random_numbers_but_in_estimates_that_say_so():
+    random = {"jax.random", "np.random", "numpy.random"}
+    drawing = {
+        file
+        for file, names in names_used(ROOT / PACKAGE / "theory").items()
+        if any(name.startswith(tuple(random)) or name == "random" for name in names)
+    }
+    # The summary gives the estimates their key; the staircase has fixed probes.
+    assert drawing == {"algorithms/monte_carlo.py", "drops/staircase.py", "summary.py"}
+
+
 def test_importing_the_package_imports_no_science():
     source = (ROOT / PACKAGE / "__init__.py").read_text(encoding="utf-8")
     at_import = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]

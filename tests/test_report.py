@@ -4,19 +4,23 @@ import dataclasses
 import html.parser
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import small_experiment as small
 
-from iclflow.experiments.base import Claim
-from iclflow.report import page, scorecard
+import iclflow.experiments
+from iclflow.experiments.base import Claim, unmoved
+from iclflow.experiments.entry import Module
+from iclflow.report import page, scorecard, words
 from iclflow.report.build import build
-from iclflow.report.entries import Source
 from iclflow.report.figures import FIGURES, choose
-from iclflow.report.first_paper import PUBLISHED
 from iclflow.report.folder import prepare
-from iclflow.report.making import data_key, named
+from iclflow.report.making import data_key
+from iclflow.report.papers import PAPERS
 from iclflow.report.workers import next_work
 from iclflow.results.netcdf import load
 
@@ -37,7 +41,7 @@ def _count_from_zero():
 
 
 def broken(name: str):
-    return small.figure(name, compute="compute_nothing")
+    return small.figure(name, compute=small.HERE.compute_nothing)
 
 
 # The folder
@@ -127,9 +131,9 @@ def test_quick_data_do_not_replace_those_at_paper_scale(tmp_path):
 
 
 def test_the_key_follows_scale_experiment_and_code(monkeypatch):
-    source = Source("small_experiment")
+    source = small.figure().source
     keys = {data_key(source, False), data_key(source, True)}
-    keys.add(data_key(Source("small_experiment", "compute_nothing"), False))
+    keys.add(data_key(broken("b").source, False))
     monkeypatch.setattr("iclflow.report.making.code_key", lambda module: "other code")
     keys.add(data_key(source, False))
     assert len(keys) == 4
@@ -150,9 +154,9 @@ def test_damaged_data_are_made_again(tmp_path, damage):
 def test_a_figure_that_fails_does_not_stop_the_others(tmp_path):
     figures = [
         broken("a"),
-        dataclasses.replace(small.figure("c"), draw="small_experiment:draw_badly"),
+        dataclasses.replace(small.figure("c"), draw=small.HERE.draw_badly),
         small.figure("b"),
-        dataclasses.replace(small.figure("d"), source=Source("no_such_experiment")),
+        small.figure("d", compute=Module("no_such_experiment").compute),
     ]
     report = build(figures, tmp_path)
     assert report.failed == ["a", "c", "d"]
@@ -170,7 +174,7 @@ def test_a_figure_that_fails_does_not_stop_the_others(tmp_path):
 def test_processes_do_the_same_and_one_may_die(tmp_path):
     figures = [
         small.figure("a"),
-        small.figure("b", compute="compute_and_die"),
+        small.figure("b", compute=small.HERE.compute_and_die),
         broken("c"),
     ]
     seen = []
@@ -214,6 +218,13 @@ def test_numbers_of_a_claim_become_plain():
     (row,) = scorecard.rows({"fig": [claim]})
     assert json.loads(json.dumps(row, allow_nan=False)) == row
     assert (row["expected"], row["measured"], row["tolerance"]) == (1.0, None, None)
+
+
+def test_a_claim_whose_verdict_nothing_turns_round_is_named():
+    data = small.compute()
+    assert unmoved(data, small.claims, small.controls) == ["never"]  # it has no control
+    same = {claim.id: data for claim in small.claims(data)}
+    assert unmoved(data, small.claims, lambda _: same) == ["last", "small", "never"]
 
 
 # Page
@@ -274,7 +285,10 @@ def test_the_page_is_whole_and_its_links_lead_somewhere(tmp_path):
 def test_the_page_opens_with_what_does_not_hold(tmp_path):
     text = build([small.figure()], tmp_path).index.read_text()
     assert text.index("What does not hold") < text.index("The title of small")
-    assert "No claim belongs" in build([small.figure(claims=None)], tmp_path).index.read_text()
+    assert (
+        "No claim belongs"
+        in build([small.figure(claims=small.HERE.no_claims)], tmp_path).index.read_text()
+    )
 
 
 def test_quick_says_so(tmp_path):
@@ -300,7 +314,7 @@ def test_times_are_compared_where_both_are_known(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
+    ("seconds", "text"),
     [
         (0.04, "0.0 s"),
         (9.96, "10 s"),
@@ -313,12 +327,12 @@ def test_times_are_compared_where_both_are_known(tmp_path):
         (142 * 86400, "142 days"),
     ],
 )
-def test_durations_in_words(seconds, words):
-    assert page.duration(seconds) == words
+def test_durations_in_words(seconds, text):
+    assert words.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "text"),
     [
         (0.0, "0"),
         (-0.5, "−0.5"),
@@ -330,8 +344,8 @@ def test_durations_in_words(seconds, words):
         (4, "4"),
     ],
 )
-def test_numbers_in_words(value, words):
-    assert page.number(value) == words
+def test_numbers_in_words(value, text):
+    assert words.number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -341,10 +355,11 @@ def test_numbers_in_words(value, words):
         ("key_labels < P^(-1/2)", "key_labels &lt; P<sup>−1/2</sup>"),
         ("slope -0.5, well-known", "slope −0.5, well-known"),
         ("at w = 1e-3, 2.5e6 steps, 1e", "at w = 0.001, 2.5 × 10⁶ steps, 1e"),
+        ("4e+07 epochs, E2 of App. E.1", '4 × 10⁷ epochs, <a href="#E2">E2</a> of App. E.1'),
     ],
 )
 def test_mathematics_in_prose(text, html):
-    assert page.prose(text) == html
+    assert words.prose(text) == html
 
 
 @pytest.mark.parametrize(
@@ -353,12 +368,13 @@ def test_mathematics_in_prose(text, html):
         ("over all seeds", "Over all seeds."),
         ("a count", "A count."),
         ("w² over the size", "w² over the size."),
+        ("relative; it stays", "Relative; it stays."),
         ("P = 80,000.", "P = 80,000."),
         ("|cos| of two", "|cos| of two."),
     ],
 )
 def test_notes_become_sentences(text, whole):
-    assert page.sentence(text) == whole
+    assert words.sentence(text) == whole
 
 
 def test_settings_are_words():
@@ -378,7 +394,7 @@ def test_settings_are_words():
 
 
 @pytest.mark.parametrize(
-    ("measured", "expected", "words"),
+    ("measured", "expected", "text"),
     [
         (0.9999981795, 1.0, "0.99999818"),
         (0.95, 1.0, "0.95"),
@@ -388,8 +404,8 @@ def test_settings_are_words():
         (None, 1.0, "not a number"),
     ],
 )
-def test_measured_numbers_show_where_they_differ(measured, expected, words):
-    assert page.beside(measured, expected) == words
+def test_measured_numbers_show_where_they_differ(measured, expected, text):
+    assert words.beside(measured, expected) == text
 
 
 # The table of figures
@@ -400,16 +416,40 @@ def test_the_table_names_every_figure_of_the_paper():
     wanted += ["zero-blocks", *(f"lt-fig{i}" for i in range(1, 8))]
     assert list(FIGURES) == wanted
     assert all(figure.name == name for name, figure in FIGURES.items())
-    assert {name for entry in PUBLISHED for name in entry.figures} <= set(FIGURES)
+    timed = {name for paper in PAPERS for entry in paper.published for name in entry.figures}
+    assert timed <= set(FIGURES)
 
 
 @pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
 def test_the_table_points_at_functions_there_are(figure):
-    assert callable(named(f"{figure.source.module}:{figure.source.compute}"))
-    assert figure.source.claims is None or callable(named(figure.source.claims))
-    assert callable(named(figure.draw))
+    source = figure.source
+    for function in (source.compute, source.claims, source.controls, figure.draw):
+        assert callable(function.resolve())
+    # Every experiment has the same three modules and the same names in them.
+    home = source.module.removesuffix(".data")
+    named = {f"{f.module.removeprefix(home)}:{f.name.partition('_')[0]}" for f in (
+        source.compute, source.claims, source.controls, figure.draw)}  # fmt: skip
+    assert named == {".data:compute", ".claims:claims", ".claims:controls", ".figure:draw"}
     assert figure.alt.endswith(".")
     assert figure.caption.endswith(".")
+
+
+def test_every_experiment_is_a_folder_of_four_files():
+    folders = {Path(iclflow.experiments.__file__).parent / f.source.module.split(".")[-2]
+               for f in FIGURES.values()}  # fmt: skip
+    assert {path.name for path in folders} >= {"saddle_to_saddle", "grokking"}
+    for folder in folders:
+        names = sorted(path.name for path in folder.glob("*.py"))
+        assert names == ["__init__.py", "claims.py", "data.py", "figure.py"], folder.name
+
+
+def test_the_table_of_figures_imports_no_science():
+    code = (
+        "import sys; import iclflow.report.figures, iclflow.report.workers; "
+        "print([m for m in ('jax', 'numpy', 'xarray', 'matplotlib') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
 
 
 def test_choosing_figures():

@@ -48,7 +48,7 @@ BROKEN_IMAGES = (
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    figures = [small.figure("fig1"), small.figure("fig2", compute="compute_nothing")]
+    figures = [small.figure("fig1"), small.figure("fig2", compute=small.HERE.compute_nothing)]
     return build(figures, tmp_path_factory.mktemp("report"))
 
 
@@ -115,6 +115,17 @@ def test_nothing_is_wider_than_a_phone(page, report):
         "parseFloat(getComputedStyle(document.querySelector('figcaption')).fontSize)"
     )
     assert size >= 14
+
+
+def test_a_figure_that_goes_on_says_so_and_the_navigation_is_as_wide(page, tmp_path):
+    figures = [small.figure("a"), small.figure("b", draw=small.HERE.draw_wide)]
+    report = build(figures, tmp_path)
+    hints = "[...document.querySelectorAll('.swipe')].map(p => p.getClientRects().length > 0)"
+    for width, told in ((360, [False, True]), (1200, [False, False])):
+        page.open(report.index.as_uri(), width=width)
+        assert page.evaluate(hints) == told
+    wide = "document.querySelector('{}').clientWidth"
+    assert page.evaluate(wide.format("nav")) >= page.evaluate(wide.format(".paper"))
 
 
 def test_it_also_works_from_a_server(page, report):

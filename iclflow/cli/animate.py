@@ -35,24 +35,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw the film and say what it shows."""
+    from iclflow.diagnosis.scene import film_scene
     from iclflow.plots.weights import weights_film
-    from iclflow.report import film
+    from iclflow.results import movies
     from iclflow.results.netcdf import load
 
     began = time.perf_counter()
-    out = args.out or args.run.with_suffix(".mp4" if film.ffmpeg() else ".gif")
+    out = args.out or args.run.with_suffix(".mp4" if movies.ffmpeg() else ".gif")
     check(out)
     runs = load(args.run)
     try:
-        scene = film.scene(runs, args.seed)
+        scene = film_scene(runs, args.seed)
     except ValueError as error:
         raise ValueError(f"{args.run}: {error}") from None
     gif = out.suffix.lower() == ".gif"
     fps = args.fps or (_GIF_FPS if gif else _MP4_FPS)
-    indices = film.frame_indices(scene["time"].values, max(2, round(args.seconds * fps)))
+    indices = movies.frame_indices(scene["time"].values, max(2, round(args.seconds * fps)))
     figure, update = weights_film(scene, dpi=_GIF_DPI if gif else _MP4_DPI)
     with progress("drawing", quiet=args.json) as report:
-        film.shoot(figure, update, indices, out, fps=fps, progress=report)
+        movies.write_movie(figure, update, indices, out, fps=fps, progress=report)
     found = {
         "out": str(out),
         "frames": len(indices),

@@ -18,7 +18,7 @@ def diagnose_a_curve(args: argparse.Namespace) -> int:
     )
     rows = [
         {name: found[name].values[i].item()
-         for name in ("start", "end", "level", "confidence", "plateau_number", "gap")
+         for name in ("start", "end", "level", "confidence", "plateau_number", "gap", "matches")
          if name in found}
         for i in range(found.sizes["stage"])
     ]  # fmt: skip
@@ -77,11 +77,15 @@ def show_curve(found: Any, rows: list[dict[str, Any]]) -> None:
     for i, row in enumerate(rows):
         text = f"stage {i}: step {row['start']:.5g} to {row['end']:.5g}, loss {row['level']:.6f}"
         if "gap" in row:
-            text += f", plateau {row['plateau_number']} of the theory {row['gap']:+.6f}"
+            near = "" if row["matches"] else "no plateau of the theory, the nearest is "
+            text += f", {near}plateau {row['plateau_number']}"
+            text += f"{' of the theory' * row['matches']} {row['gap']:+.6f}"
         print(text)
     if "now" in found.attrs:
         doing = "falling to" if found.attrs["falling"] else "on"
         print(f"now {doing} plateau {found.attrs['now']} of {found.sizes['plateau'] - 1}")
+    elif "matches" in found:
+        print("the last stage is on no plateau of the theory: no drop is predicted")
     if "predicted" not in found:
         return
     if found.sizes["next"] == 0:

@@ -1,6 +1,7 @@
 """`iclflow diagnose RUN.nc`: one line per stage of our own runs."""
 
 import argparse
+from math import isnan
 from typing import Any
 
 from iclflow.cli.diagnose_output import finish
@@ -79,6 +80,9 @@ def show_run(run: dict[str, Any], several: bool) -> None:
     for i, row in enumerate(run["stages"]):
         times = f"{row['start']:>10.5g} {row['end']:>10.5g} {row['level']:>10.6f}"
         extra = "".join(f" {row[name]:>10.4f}" for name in tests)
-        print(f"{i:>5} {times}{extra} {row['margin']:>7.3f}  {row['algorithm']}")
+        margin = (
+            "none" if isnan(row["margin"]) else f"{row['margin']:.3f}"
+        )  # nothing to confuse with
+        print(f"{i:>5} {times}{extra} {margin:>7}  {row['algorithm']}")
     path = " > ".join(f"{s['algorithm']} (until {s['end']:.4g})" for s in run["algorithms"])
     print(f"nearest algorithm over time: {path}")

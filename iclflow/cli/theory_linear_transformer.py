@@ -62,7 +62,7 @@ def draw(found: dict[str, Any], curves: dict[str, Any], path: Path) -> None:
     """a(t) and loss of both theories."""
     import xarray as xr
 
-    from iclflow.experiments.linear_transformer.figure import theory_figure
+    from iclflow.plots.theory import transformer_figure
     from iclflow.results.pictures import save_figure
 
     dims = {1: ("time",), 2: ("time", "mode")}
@@ -72,7 +72,7 @@ def draw(found: dict[str, Any], curves: dict[str, Any], path: Path) -> None:
     )
     data["a_optimum"] = ("mode", found["a_optimum"])
     data["optimum_loss"] = found["optimum_loss"]
-    save_figure(theory_figure(data.assign_attrs(epoch_rate=found["epoch_rate"])), path)
+    save_figure(transformer_figure(data.assign_attrs(epoch_rate=found["epoch_rate"])), path)
 
 
 def show(found: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from iclflow.theory.drops.one_drop import merged_half_time
 from iclflow.theory.drops.staircase import staircase
 
 QUANTILES = (0.1, 0.5, 0.9)
+MATCH = 0.25  # of the distance between two levels: a plateau farther from both is on neither
 
 
 def read_curve(path: Path | str) -> tuple[np.ndarray, np.ndarray]:
@@ -61,10 +62,17 @@ def diagnose_curve(
     next drop is predicted from the starts whose plateau lasts at least as long as this one has.
 
     Over `time` (steps): `loss`. Over `stage`: `start`, `end`, `level`, `confidence`, and with a
-    task the nearest `plateau_number` and `gap` = level - L(M_m). `predicted` [next, quantile] are
-    10%, 50% and 90% of the next drop's step; `drop_steps` [plateau drop, quantile] those of every
-    drop, from the start. Attributes: `now` (number of the plateau), `falling`.
+    task the nearest `plateau_number`, `gap` = level - L(M_m), and whether it `matches`: the gap is
+    less than a quarter of the distance between levels. `predicted` [next, quantile] are 10%, 50%
+    and 90% of the next drop's step; `drop_steps` [plateau drop, quantile] those of every drop, from
+    the start. Attributes: `falling`, and `now` (number of the plateau). Where the last stage
+    matches no level there is neither `now` nor `predicted`.
     """
+    finite = int(np.sum(np.isfinite(losses) & np.isfinite(steps)))
+    if finite < 3:
+        raise ValueError(
+            f"a loss curve needs at least 3 finite points, got {finite}; did it diverge?"
+        )
     stages = find_stages(steps, losses, clock=clock)
     found: dict[str, Any] = {"loss": ("time", losses)}
     for field in ("start", "end", "level", "confidence"):
@@ -81,7 +89,10 @@ def diagnose_curve(
         nearest = np.argmin(np.abs(gaps), axis=1)
         found["plateau_number"] = ("stage", nearest)
         found["gap"] = ("stage", gaps[np.arange(len(nearest)), nearest])
-        attrs["now"] = int(nearest[-1]) + falling if len(nearest) else 0
+        matches = np.abs(found["gap"][1]) < MATCH * _spacing(levels)[nearest]
+        found["matches"] = ("stage", matches)
+        if matches[-1]:
+            attrs["now"] = int(nearest[-1]) + falling
     if task is not None and starts and rate is not None:
         times = _drop_steps(task, starts, rate, len(levels) - 1)
         found["drop_steps"] = (
@@ -89,13 +100,20 @@ def diagnose_curve(
             np.quantile(times, QUANTILES, axis=0, method="inverted_cdf").T,
         )
         attrs["starts"] = len(starts)
-        passed = stages.drops[-1].time if stages.drops else 0.0
-        predicted = _next_drop(times, attrs["now"], passed, float(steps[-1]))
-        found["predicted"] = (("next", "quantile"), predicted)
+        if "now" in attrs:
+            passed = stages.drops[-1].time if stages.drops else 0.0
+            predicted = _next_drop(times, attrs["now"], passed, float(steps[-1]))
+            found["predicted"] = (("next", "quantile"), predicted)
     found["level_theory"] = ("plateau", levels)
     return xr.Dataset(found, attrs=attrs).assign_coords(
         time=("time", steps, {"long_name": "training steps", "units": "1"}),
     )
+
+
+def _spacing(levels: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """The distance of each level to the nearest other one."""
+    apart = np.abs(np.diff(levels))
+    return np.minimum(np.append(apart, np.inf), np.append(np.inf, apart))
 
 
 def _drop_steps(

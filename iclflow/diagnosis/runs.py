@@ -60,7 +60,9 @@ def select_run(runs: xr.Dataset, seed: int | None = None) -> xr.Dataset:
                 "choose one with --seed"
             )
         if seed is not None and seed not in seeds:
-            raise ValueError(f"there is no seed {seed} in this file; it has {seeds}")
+            raise ValueError(
+                f"there is no seed {seed} in this file; it has {seeds[0]} to {seeds[-1]}"
+            )
         runs = runs.sel(seed=seeds[0] if seed is None else seed)
     run = runs.isel(time=np.isfinite(runs["loss"].values))
     if run.sizes["time"] < 2:
@@ -87,7 +89,7 @@ def diagnose_run(
     predictions on.
     """
     run, settings = select_run(runs, seed), run_settings(runs)
-    task = _task_of(run, settings)
+    task = task_of(run, settings)
     models = recorded_models(run, settings.initialiser(task))
     found = identify(models, task, on=on, sequences=sequences)
     return _described(found, run, models, task, settings, clock)
@@ -127,9 +129,17 @@ def diagnose_runs(
     return pad_seeds(singles, seeds)
 
 
-def _task_of(run: xr.Dataset, settings: Settings) -> Task:
+def task_of(run: xr.Dataset, settings: Settings) -> Task:
+    """The task of one run; where all varies with the seed, so does the task."""
     offset = int(run["seed"]) - settings.seed if "seed" in run.coords else 0
     return settings.task(offset if settings.vary == "all" else 0)
+
+
+def clock_of(run: xr.Dataset) -> tuple[str, np.ndarray, dict[str, str]]:
+    """The coordinate `time`: t/τ, or steps where the optimiser keeps no time."""
+    timed = "time" in run.coords and bool(np.all(np.isfinite(run["time"].values)))
+    named = {"long_name": r"training time $t/\tau$" if timed else "training steps"}
+    return "time", run["time" if timed else "step"].values.astype(float), named
 
 
 def _described(
@@ -141,15 +151,13 @@ def _described(
     clock: Clock,
 ) -> xr.Dataset:
     """Distances to the candidates with the stages of the loss and the geometry added."""
-    timed = "time" in run.coords and bool(np.all(np.isfinite(run["time"].values)))
-    times = run["time" if timed else "step"].values.astype(float)
     found = found.assign(loss=("time", run["loss"].values), **geometry(models, task))
-    named = {"long_name": r"training time $t/\tau$" if timed else "training steps"}
-    found = found.assign_coords(time=("time", times, named))
+    found = found.assign_coords(time=clock_of(run))
+    times = found["time"].values
     tests = {name: run[name].values for name in TESTS if name in run}
     stages = find_stages(times, run["loss"].values, clock=clock)
     found = found.assign(_stage_variables(found, stages, times, tests))
-    found["level_theory"] = ("plateau", _levels(task, settings))
+    found["level_theory"] = ("plateau", levels_of(task, settings))
     found.attrs["model"] = settings.model
     return found
 
@@ -210,7 +218,7 @@ def _stage_variables(
     }
 
 
-def _levels(task: Task, settings: Settings) -> Float[np.ndarray, " n"]:
+def levels_of(task: Task, settings: Settings) -> Float[np.ndarray, " n"]:
     """L(M_m), where the theory covers the run."""
     if settings.fixed_fraction > 0 or settings.model.startswith("softmax"):
         return np.zeros(0)

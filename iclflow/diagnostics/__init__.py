@@ -10,7 +10,12 @@ from iclflow.diagnostics.alignment import (
     pairwise_cosines,
 )
 from iclflow.diagnostics.changes import change_time
-from iclflow.diagnostics.curvature import Ritz, hessian_product, lanczos, top_eigenvalues
+from iclflow.diagnostics.curvature import (
+    Ritz,
+    hessian_vector_product,
+    lanczos,
+    top_eigenvalues,
+)
 from iclflow.diagnostics.detectors import (
     Curvature,
     autocorrelation,
@@ -70,7 +75,7 @@ __all__ = [
     "head_alignment",
     "head_contributions",
     "head_parallelism",
-    "hessian_product",
+    "hessian_vector_product",
     "lanczos",
     "marginalised_effective_rank",
     "mode_strengths",

@@ -21,7 +21,9 @@ class Ritz(eqx.Module):
     vectors: Float[Array, "m n"]
 
 
-def hessian_product(function: Callable[[Any], Array], point: Any) -> Callable[[Array], Array]:
+def hessian_vector_product(
+    function: Callable[[Any], Array], point: Any
+) -> Callable[[Array], Array]:
     """v ↦ H v for the Hessian of a scalar function of a pytree, on flattened vectors."""
     flat, unravel = ravel_pytree(point)
     # linearised once: a product then costs the tangent alone
@@ -47,13 +49,18 @@ def lanczos(
 
 
 def _krylov(
-    product: Callable[[Array], Array], size: int, key: PRNGKeyArray, steps: int
+    product: Callable[[Array], Array],
+    size: int,
+    key: PRNGKeyArray,
+    steps: int,
+    start: Float[Array, " n"] | None = None,
 ) -> tuple[Float[Array, " m"], Float[Array, " m"], Float[Array, "m n"]]:
     """Diagonal and off-diagonal of the tridiagonal matrix, and the orthonormal basis."""
     if steps < 1 or size < 1:
         raise ValueError(f"Lanczos needs at least one step and one dimension, got {steps}, {size}")
     count = min(steps, size)
-    draws = jax.random.normal(key, (count + 1, size))
+    draws = jax.random.normal(key, (count + 1, size), None if start is None else start.dtype)
+    first = draws[0] if start is None else start
     eps = jnp.finfo(draws.dtype).eps
 
     def step(carry: tuple, index: Array) -> tuple[tuple, tuple]:
@@ -72,8 +79,8 @@ def _krylov(
         return (basis, following, scale), (diagonal, jnp.where(closed, 0, norm))
 
     empty = jnp.zeros((count, size), draws.dtype)
-    start = (empty, draws[0] / jnp.linalg.norm(draws[0]), jnp.zeros((), draws.dtype))
-    (basis, _, _), (diagonal, beta) = jax.lax.scan(step, start, jnp.arange(count))
+    begin = (empty, first / jnp.linalg.norm(first), jnp.zeros((), draws.dtype))
+    (basis, _, _), (diagonal, beta) = jax.lax.scan(step, begin, jnp.arange(count))
     return diagonal, beta, basis
 
 
@@ -88,7 +95,11 @@ def top_eigenvalues(
     *,
     count: int = 1,
     steps: int = 40,
+    start: Float[Array, " n"] | None = None,
 ) -> Float[Array, " k"]:
-    """The `count` largest eigenvalues by `lanczos`; the first is the sharpness of a Hessian."""
-    diagonal, beta, _ = _krylov(product, size, key, max(steps, count))
+    """The `count` largest eigenvalues by `lanczos`; the first is the sharpness of a Hessian.
+
+    `start` is the first direction, of the weights' dtype; random, if not given.
+    """
+    diagonal, beta, _ = _krylov(product, size, key, max(steps, count), start)
     return jnp.linalg.eigvalsh(_tridiagonal(diagonal, beta))[::-1][:count]

@@ -47,6 +47,7 @@ class Drop:
     after: float  # for an incomplete drop, the loss at the end of the curve
     complete: bool  # False if the curve ends before the loss levels off
     confidence: float
+    p_value: float  # how often a curve without this drop would show one
 
     @property
     def size(self) -> float:
@@ -58,10 +59,9 @@ class Drop:
 class Stages:
     """The plateaus and drops of one curve, in order of time.
 
-    Every drop has a plateau before it (of no length if the curve starts by falling) and, unless
-    it is incomplete, one after it. Confidence is the share of resampled curves, each read with
-    thresholds changed by up to a factor 1.5, in which the plateau or drop is found again; NaN
-    without resampling.
+    Every drop has a plateau before it and, unless it is incomplete, one after it. Confidence is
+    the share of resampled curves, each read with thresholds changed by up to a factor 1.5, in
+    which the plateau or drop is found again; NaN without resampling.
     """
 
     plateaus: tuple[Plateau, ...]

@@ -6,17 +6,22 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.ndimage import median_filter
 
-WINDOW = 15  # bins over which the noise is taken as constant
+from iclflow.diagnostics.noise import point_noise
+
+BINS = 128  # equal stretches of the clock to begin with
+FALL = 0.01  # of the range: the fall in a bin above which it is halved
 SWEEPS = 3  # of moving knots
 
 
 @dataclasses.dataclass(frozen=True)
 class Binned:
-    """A curve averaged over bins of equal width in the clock `x`."""
+    """A curve averaged over bins of the clock `x`."""
 
     x: Float[np.ndarray, " B"]
     y: Float[np.ndarray, " B"]
     noise: Float[np.ndarray, " B"]  # standard deviation of y around the curve
+    width: Float[np.ndarray, " B"]  # of the bin in the clock: its weight in a median
+    time: Float[np.ndarray, " B"]
     range: float  # largest minus smallest loss, spikes of one or two bins left out
 
 
@@ -42,55 +47,69 @@ class Pieces:
 
 
 def bin_curve(
-    x: Float[np.ndarray, " T"], y: Float[np.ndarray, " T"], resolution: int = 128
+    time: Float[np.ndarray, " T"],
+    x: Float[np.ndarray, " T"],
+    y: Float[np.ndarray, " T"],
+    resolution: int | None = None,
 ) -> Binned:
-    """Averages in at most `resolution` bins; bins without a point are left out."""
-    width = (x[-1] - x[0]) / resolution
-    label = np.zeros(x.size, int) if width <= 0 else np.floor((x - x[0]) / width).astype(int)
-    _, label, count = np.unique(
-        label.clip(max=resolution - 1), return_inverse=True, return_counts=True
-    )
-    mean_x = np.bincount(label, x) / count
-    mean_y = np.bincount(label, y) / count
-    smooth = median_filter(mean_y, 5, mode="nearest")
-    return Binned(mean_x, mean_y, local_noise(mean_x, mean_y, count), float(np.ptp(smooth)))
+    """Averages in bins of the clock; bins without a point are left out.
 
-
-def local_noise(
-    x: Float[np.ndarray, " B"], y: Float[np.ndarray, " B"], count: Int[np.ndarray, " B"]
-) -> Float[np.ndarray, " B"]:
-    """Standard deviation of the noise in each bin: |y|^α count^(-1/2) times a slow function.
-
-    The slow function is 1.4826 times the running median of |yᵦ - cubic through its four
-    neighbours| over the size which that would have for independent noise: a cubic follows drops
-    of a few bins, and a median does not see the bins where it fails. α is 0 (noise of constant
-    size), ½ or 1 (noise proportional to the loss), whichever makes that function most even: noise
-    that changes suddenly, together with the loss in a drop, is then followed all the same.
+    128 equal ones, each halved as long as its halves differ by more than 1% of the range and 4
+    standard errors: as fine as the points allow where the loss moves. No bin has fewer points
+    than the noise remembers. With `resolution`, that many equal ones instead.
     """
-    if y.size < 6:
-        return np.zeros_like(y)
-    centre, offsets = np.arange(2, y.size - 2), (-2, -1, 1, 2)
-    weights = np.zeros((5, centre.size))
-    weights[2] = 1
-    for j in offsets:  # Lagrange's polynomial of neighbour j at the centre
-        factors = [
-            (x[centre] - x[centre + k]) / (x[centre + j] - x[centre + k]) for k in offsets if k != j
-        ]
-        weights[j + 2] = -np.prod(factors, axis=0)
-    near = centre + np.arange(-2, 3)[:, None]
-    apart = np.abs(np.sum(weights * y[near], axis=0))
-    level = median_filter(np.abs(y), 5, mode="nearest")
-    level = np.maximum(level, 1e-6 * float(level.max()) or 1.0)
-    best, unevenness = np.zeros_like(y), np.inf
-    for power in (0.0, 0.5, 1.0):
-        shape = level**power / np.sqrt(count)
-        ratio = apart / np.sqrt(np.sum((weights * shape[near]) ** 2, axis=0))
-        typical = median_filter(ratio, min(WINDOW, ratio.size), mode="reflect")
-        spread = np.log(np.maximum(typical, 1e-300))
-        if np.ptp(spread) < unevenness:
-            unevenness = float(np.ptp(spread))
-            best = 1.4826 * np.pad(typical, 2, mode="edge") * shape
-    return best
+    deviation, memory = point_noise(x, y)
+    # of an AR(1) noise that is down to a fifth after `memory` points
+    variance = deviation**2 * (1 if memory == 1 else 1.5 * memory)
+    shortest = 1 if memory == 1 else 3 * memory
+    first = np.searchsorted(x, np.linspace(x[0], x[-1], (resolution or BINS) + 1)[1:-1])
+    starts = np.unique([0, *first[first < x.size]])
+    if resolution is None:
+        starts = _halved(x, y, variance, _thinned(starts, x.size, shortest), shortest)
+    count = np.diff([*starts, x.size])
+    at, mean_x, mean_y, noise = (
+        np.add.reduceat(values, starts) / count for values in (time, x, y, variance)
+    )
+    edges = np.concatenate([x[:1], (x[starts[1:]] + x[starts[1:] - 1]) / 2, x[-1:]])
+    # one of a few points far apart does not weigh more than one of many
+    width = np.minimum(np.diff(edges), (x[-1] - x[0]) / BINS)
+    smooth = median_filter(mean_y, 5, mode="nearest")
+    return Binned(mean_x, mean_y, np.sqrt(noise / count), width, at, float(np.ptp(smooth)))
+
+
+def _thinned(starts: Int[np.ndarray, " B"], size: int, shortest: int) -> Int[np.ndarray, " C"]:
+    """Those starts that leave every bin at least `shortest` points."""
+    kept = [0]
+    for start in starts[1:]:
+        if start - kept[-1] >= shortest and size - start >= shortest:
+            kept.append(int(start))
+    return np.array(kept)
+
+
+def _halved(
+    x: Float[np.ndarray, " T"],
+    y: Float[np.ndarray, " T"],
+    variance: Float[np.ndarray, " T"],
+    starts: Int[np.ndarray, " B"],
+    shortest: int,
+) -> Int[np.ndarray, " C"]:
+    """Bins halved on the clock as long as the means of the halves differ."""
+    sums = np.concatenate([np.zeros((2, 1)), np.cumsum([y, variance], axis=1)], axis=1)
+    means = np.diff(sums[0, [*starts, x.size]]) / np.diff([*starts, x.size])
+    span = np.ptp(median_filter(means, 5, mode="nearest"))
+    while True:
+        ends = np.concatenate([starts[1:], [x.size]])
+        cuts = np.searchsorted(x, (x[starts] + x[ends - 1]) / 2, side="right")
+        wide = np.minimum(cuts - starts, ends - cuts) >= shortest
+        low, cuts, high = starts[wide], cuts[wide], ends[wide]
+        left, right = cuts - low, high - cuts
+        first = (sums[:, cuts] - sums[:, low]) / left
+        second = (sums[:, high] - sums[:, cuts]) / right
+        error = np.sqrt(first[1] / left + second[1] / right)
+        chosen = np.abs(first[0] - second[0]) > np.maximum(FALL * span, 4 * error)
+        if not chosen.any():
+            return starts
+        starts = np.sort(np.concatenate([starts, cuts[chosen]]))
 
 
 def straight_pieces(
@@ -111,35 +130,39 @@ def straight_pieces(
     bends = np.maximum(x[:, None] - x[None, :], 0) / span * weight[:, None]
     bends[:, [0, -1]] = 0.0  # no knot at the ends
 
-    def gains(knots: list[int], trials: np.ndarray) -> tuple[np.ndarray, float]:
-        """How much each further column would lower the misfit of these knots, and that misfit."""
+    pairs = _pairs(x.size)
+    alone = np.sum(bends**2, axis=0)
+    both = np.sum((bends[:, pairs[:, 0]] - bends[:, pairs[:, 1]]) ** 2, axis=0)
+
+    def gains(knots: list[int], paired: bool = False) -> tuple[np.ndarray, float]:
+        """How much each further knot (or pair) would lower the misfit of these, and that misfit."""
         basis = np.linalg.qr(np.concatenate([line, bends[:, knots]], axis=1))[0]
         rest = scaled - basis @ (basis.T @ scaled)
-        inside = basis.T @ trials
-        size = np.einsum("bk,bk->k", trials, trials)
-        free = size - np.einsum("kb,kb->b", inside, inside)
+        inside, slope, size = basis.T @ bends, rest @ bends, alone
+        if paired:
+            inside, slope = (v[..., pairs[:, 0]] - v[..., pairs[:, 1]] for v in (inside, slope))
+            size = both
+        free = size - np.sum(inside**2, axis=0)
         usable = free > 1e-9 * size
-        gain = np.where(usable, (rest @ trials) ** 2 / np.where(usable, free, 1), 0)
+        gain = np.where(usable, slope**2 / np.where(usable, free, 1), 0)
         return gain, float(rest @ rest)
 
     knots: list[int] = []
-    pairs = _pairs(x.size)
-    ramps = bends[:, pairs[:, 0]] - bends[:, pairs[:, 1]]
     while len(knots) < x.size - 3:
-        gain, _ = gains(knots, bends)
+        gain, _ = gains(knots)
         if gain.max() > penalty:
             knots.append(int(np.argmax(gain)))
             continue
-        gain, _ = gains(knots, ramps)  # a small drop needs two knots at once
+        gain, _ = gains(knots, paired=True)  # a small drop needs two knots at once
         if gain.size == 0 or gain.max() <= 2 * penalty:
             break
         knots = list({*knots, *pairs[int(np.argmax(gain))].tolist()})
-    _, misfit = gains(knots, bends)
+    _, misfit = gains(knots)
     for _ in range(SWEEPS):
         before = misfit + penalty * len(knots)
         for knot in list(knots):
             others = [k for k in knots if k != knot]
-            gain, without = gains(others, bends)
+            gain, without = gains(others)
             best = int(np.argmax(gain))
             knots = [*others, best] if gain[best] > penalty else others
             misfit = without - gain[best] if gain[best] > penalty else without

@@ -2,7 +2,10 @@
 
 A drop is a stretch of fast descent between two stretches in which the loss falls at most
 `contrast` times as fast (per unit of the clock); a plateau is such a slow stretch. The slope is
-that of the best piecewise straight line (`segmentation`), so its scale adapts to the noise.
+that of the best piecewise straight line (`segmentation`), so its scale adapts to the noise. A
+curve without a drop is convex, concave, or first convex and then concave on the clock: power laws,
+straight lines, a fall that has begun before the curve does. A drop is kept if such a curve, with
+noise of the size and memory of this one, would show it in fewer than `false_alarms` cases.
 """
 
 import dataclasses
@@ -13,9 +16,9 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from iclflow.diagnostics.falls import Thresholds, find_falls, timings
+from iclflow.diagnostics.falls import Falls, Thresholds, find_falls, timings
 from iclflow.diagnostics.plateaus import Clock, Drop, Plateau, Stages
-from iclflow.diagnostics.segmentation import Pieces, bin_curve
+from iclflow.diagnostics.segmentation import bin_curve
 
 __all__ = [
     "Clock",
@@ -36,7 +39,8 @@ def find_stages(
     contrast: float = 0.35,
     smallest: float = 0.02,
     resamples: int = 20,
-    resolution: int = 128,
+    resolution: int | None = None,
+    false_alarms: float = 0.01,
     seed: int = 0,
 ) -> Stages:
     """Plateaus and drops of a loss recorded at increasing times.
@@ -48,6 +52,9 @@ def find_stages(
     - `smallest`: a drop is at least this share of the range of the loss, and stands
       4 standard errors out of the noise.
     - `resamples`: curves drawn for the confidence (fit plus noise of the measured size).
+    - `resolution`: bins of equal width; if omitted they are as narrow as the curve asks for.
+    - `false_alarms`: the largest p-value of a drop, about the share of curves without one in which
+      one is found.
     """
     times, losses = _checked(time, loss)
     if times.size == 0:
@@ -56,17 +63,18 @@ def find_stages(
     unit = float(2.0 ** np.frexp(np.max(np.abs(losses)))[1].clip(-1000, 1000))
     losses = losses / unit
     x = clock(times)
-    binned = bin_curve(x, losses, resolution)
+    binned = bin_curve(times, x, losses, resolution)
     # Schwarz's criterion: a knot has two parameters, its place and its bend
-    thresholds = Thresholds(contrast, smallest, 2 * float(np.log(max(binned.x.size, 2))))
-    pieces, peaks = find_falls(binned, binned.y, thresholds)
-    drops, plateaus = timings(x, losses, binned, pieces, peaks, contrast)
+    penalty = 2 * float(np.log(max(binned.x.size, 2)))
+    thresholds = Thresholds(contrast, smallest, penalty, false_alarms)
+    falls = find_falls(binned, binned.y, thresholds)
+    drops, plateaus = timings(x, losses, binned, falls, contrast)
     found = np.zeros(len(drops)), np.zeros(len(plateaus))
     rng = np.random.default_rng(seed)
     for _ in range(resamples):
-        drawn = pieces.fit + binned.noise * rng.normal(size=binned.x.size)
-        again, others = find_falls(binned, drawn, thresholds.jitter(rng))
-        _count_found(found, binned.x, drops, plateaus, again, others)
+        drawn = falls.pieces.fit + binned.noise * rng.normal(size=binned.x.size)
+        again = find_falls(binned, drawn, thresholds.jitter(rng))
+        _count_found(found, binned.x, drops, plateaus, again)
     share = [f / resamples if resamples else np.full(f.shape, np.nan) for f in found]
 
     def at(reading: float) -> float:
@@ -103,8 +111,8 @@ def stages_dataset(found: Sequence[Stages], seeds: Sequence[int] | None = None) 
     """Stages of many runs as one Dataset, padded with NaN to the run with the most.
 
     [seed, stage]: `start`, `end`, `level`, `confidence`; [seed, drop]: `drop_time`, `drop_start`,
-    `drop_end`, `drop_size`, `drop_complete` (1 or 0), `drop_confidence`; [seed]: `stage_count`,
-    `drop_count`, `noise`.
+    `drop_end`, `drop_size`, `drop_complete` (1 or 0), `drop_confidence`, `drop_p_value`; [seed]:
+    `stage_count`, `drop_count`, `noise`.
     """
     numbers = list(range(len(found))) if seeds is None else list(seeds)
     if len(numbers) != len(found):
@@ -121,7 +129,7 @@ def stages_dataset(found: Sequence[Stages], seeds: Sequence[int] | None = None) 
         field: (("seed", "stage"), padded(plateaus, field))
         for field in ("start", "end", "level", "confidence")
     }
-    for field in ("time", "start", "end", "size", "complete", "confidence"):
+    for field in ("time", "start", "end", "size", "complete", "confidence", "p_value"):
         data[f"drop_{field}"] = (("seed", "drop"), padded(drops, field))
     data["stage_count"] = ("seed", np.array([len(p) for p in plateaus], int))
     data["drop_count"] = ("seed", np.array([len(d) for d in drops], int))
@@ -156,12 +164,11 @@ def _count_found(
     x: Float[np.ndarray, " B"],
     drops: Sequence[Drop],
     plateaus: Sequence[Plateau],
-    pieces: Pieces,
-    peaks: list[int],
+    falls: Falls,
 ) -> None:
     """Add one for each drop with a fall of the resampled curve inside it, plateaus likewise."""
-    knots = x[pieces.knots]
-    begin, end = knots[peaks], knots[np.array(peaks, int) + 1]
+    knots, peaks = x[falls.pieces.knots], np.array(falls.peaks, int)
+    begin, end = knots[peaks], knots[peaks + 1]
     for i, drop in enumerate(drops):
         # a drop may be narrower than a bin, so its steepest piece need only touch it
         found[0][i] += np.any((end >= drop.start) & (begin <= drop.end))

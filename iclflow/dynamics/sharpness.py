@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
+from iclflow.diagnostics.curvature import hessian_vector_product, top_eigenvalues
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel, Merged
 
@@ -21,33 +22,10 @@ def sharpness(loss: AbstractLoss, model: AbstractModel, iterations: int = 40) ->
     """
     weights, static = eqx.partition(model, eqx.is_inexact_array)
     flat, unravel = ravel_pytree(weights)
-    gradient = jax.grad(lambda w: loss(eqx.combine(unravel(w), static)))
-    count = min(iterations, flat.size)
-
-    def product(vector: Array) -> Array:
-        return jax.jvp(gradient, (flat,), (vector,))[1]
-
-    def step(carry: tuple, _: None) -> tuple:
-        vector, before, norm = carry
-        image = product(vector)
-        diagonal = jnp.vdot(vector, image)
-        image = image - diagonal * vector - norm * before
-        norm = jnp.linalg.norm(image)
-        return (image / jnp.where(norm > 0, norm, 1.0), vector, norm), (diagonal, norm)
-
+    product = hessian_vector_product(lambda w: loss(eqx.combine(unravel(w), static)), flat)
     # Any start with a share of every direction will do; a fixed one keeps the function pure.
     start = jnp.cos(jnp.arange(flat.size, dtype=flat.dtype) + 1)
-    start = start / jnp.linalg.norm(start)
-    carry = (start, jnp.zeros_like(start), jnp.zeros((), flat.dtype))
-    # Three-term recurrence: lost orthogonality repeats eigenvalues, it does not move the largest.
-    _, (diagonal, off) = jax.lax.scan(step, carry, None, length=count)
-    # An off-diagonal at rounding level ends the Krylov space: what follows is disconnected.
-    scale = jnp.max(jnp.abs(diagonal)) + jnp.max(off)
-    connected = jnp.cumprod(off > 1e-12 * scale)
-    kept = jnp.concatenate([jnp.ones(1), connected[:-1]]) > 0
-    diagonal = jnp.where(kept, diagonal, diagonal[0])
-    off = (off * connected)[:-1]
-    return jnp.linalg.eigvalsh(jnp.diag(diagonal) + jnp.diag(off, 1) + jnp.diag(off, -1))[-1]
+    return top_eigenvalues(product, flat.size, jax.random.key(0), steps=iterations, start=start)[0]
 
 
 def reference_minimum(loss: AbstractLoss, model: AbstractModel) -> AbstractModel:

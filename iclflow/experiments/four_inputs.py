@@ -6,6 +6,7 @@ the sample and the task vectors whitened.
 """
 
 import functools
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -69,12 +70,12 @@ def _derivatives(loss: Moments, weights: Float[Array, " F"]) -> tuple[Array, Arr
     return jax.grad(of_weights)(weights), jax.hessian(of_weights)(weights)
 
 
-def label_deviation(sequences: int) -> float:
+def label_deviation(sequences: int, spectrum: Any = SPECTRUM) -> float:
     """The standard error of the mean of P squared labels, y = wᵀx: Var y² = 3 (1 + 2 tr Λ²) - 1.
 
     It is the sampling error of the first plateau; those of the later ones are smaller.
     """
-    square = sum(value**2 for value in SPECTRUM)
+    square = float(np.sum(np.square(spectrum)))
     return float(np.sqrt((3 * (1 + 2 * square) - 1) / sequences))
 
 

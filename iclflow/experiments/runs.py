@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
+from iclflow.diagnostics import find_stages
 from iclflow.results.provenance import stamp
 from iclflow.runs.labels import INTERRUPTED
 from iclflow.runs.store import Snapshots
@@ -73,6 +74,17 @@ def clock(marks: np.ndarray, rate: float) -> dict[str, Any]:
         "time": ("time", time, {"long_name": r"training time $t/\tau$", "units": "1"}),
         "step": ("time", marks, {"long_name": "training steps", "units": "1"}),
     }
+
+
+def drop_counts(time: np.ndarray, losses: np.ndarray) -> list[int]:
+    """How many drops the detector of stages finds in each curve."""
+    return [len(find_stages(time, loss, resamples=0).drops) for loss in losses]
+
+
+def delayed(time: np.ndarray, curves: np.ndarray, factor: float) -> np.ndarray:
+    """Curves that come to every value `factor` times as late: for controls of claims."""
+    late = np.asarray(time) / factor
+    return np.apply_along_axis(lambda row: np.interp(late, time, row), -1, np.asarray(curves))
 
 
 def first_crossing(time: np.ndarray, loss: np.ndarray, level: float) -> float:

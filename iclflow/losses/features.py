@@ -12,9 +12,10 @@ from iclflow.linalg import pack_dual, pack_symmetric
 from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
+from iclflow.results.progress import Progress
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.prompt import Prompt
-from iclflow.tasks.prompts import AbstractPromptSet, Progress, Prompts, as_sets
+from iclflow.tasks.prompts import AbstractPromptSet, Prompts, as_sets
 
 CHUNK = 8192  # prompts at a time
 Sizes = AbstractTask | AbstractPromptSet  # what knows D, O and the lengths

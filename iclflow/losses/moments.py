@@ -11,7 +11,8 @@ from iclflow.losses.features import AbstractFeatureMap, FullFeatures, Sizes, ext
 from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractLinearModel, AbstractModel
-from iclflow.tasks.prompts import AbstractPromptSet, Progress, Prompts, as_sets
+from iclflow.results.progress import Progress
+from iclflow.tasks.prompts import AbstractPromptSet, Prompts, as_sets
 
 CHUNK_BYTES = 64 * 2**20  # features of one chunk of prompts
 

@@ -20,8 +20,9 @@ from iclflow.losses.features import Sizes, features_bytes
 from iclflow.losses.memory import RESERVE, available_bytes
 from iclflow.losses.moments import moments_bytes
 from iclflow.models import AbstractModel
+from iclflow.results.progress import Progress
 from iclflow.tasks.base import AbstractTask
-from iclflow.tasks.prompts import Progress, Prompts
+from iclflow.tasks.prompts import Prompts
 
 
 class Choice(NamedTuple):

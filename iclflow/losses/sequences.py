@@ -10,8 +10,9 @@ from jaxtyping import Array, Float, Int
 from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractModel
+from iclflow.results.progress import Progress
 from iclflow.tasks.prompt import Prompt
-from iclflow.tasks.prompts import AbstractPromptSet, Progress, Prompts, as_sets
+from iclflow.tasks.prompts import AbstractPromptSet, Prompts, as_sets
 
 
 class Sequences(AbstractPromptLoss):

@@ -10,7 +10,8 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
+from iclflow.plots.levels import plot_levels
+from iclflow.plots.style import COLOURS, COLUMN, style
 
 SHADES = ("0.93", "0.84")
 EARLY = 0.05  # of the run
@@ -48,9 +49,9 @@ def runs_figure(found: xr.Dataset, *, title: str = "") -> Figure:
         )
         for i, colour in enumerate(colours):
             top.plot(found["time"], found["loss"][i], color=colour, linewidth=0.9)
-        _levels(top, found["level_theory"].values)
         top.set_ylabel("loss")
         top.set_ylim(0, 1.08 * float(np.nanmax(found["loss"])))
+        plot_levels(top, found["level_theory"].values, fontsize=7)
         top.set_title(title)
         names = [n for n in dict.fromkeys(found["algorithm"].values.ravel().tolist()) if n]
         for row in range(count):
@@ -67,28 +68,15 @@ def runs_figure(found: xr.Dataset, *, title: str = "") -> Figure:
 
 
 def plot_stages(axes: Axes, found: xr.Dataset) -> Axes:
-    """The loss over shaded plateaus, with dashed levels L(M_m) and the algorithm on each."""
+    """The loss over shaded plateaus, with dotted levels L(M_m) and the algorithm on each."""
     axes.plot(found["time"], found["loss"], color=COLOURS[0], zorder=3)
-    _levels(axes, found["level_theory"].values)
-    top = float(np.nanmax(found["loss"]))
     for i in range(found.sizes["stage"]):
         start, end = float(found["start"][i]), float(found["end"][i])
         axes.axvspan(start, end, color=SHADES[i % 2], linewidth=0, zorder=-1)
     axes.set_ylabel("loss")
-    axes.set_ylim(0, 1.08 * top)
+    axes.set_ylim(0, 1.08 * float(np.nanmax(found["loss"])))
+    plot_levels(axes, found["level_theory"].values, fontsize=7)
     return axes
-
-
-def _levels(axes: Axes, levels: np.ndarray) -> None:
-    name = (
-        (lambda m: ("L(0)", "L_*")[m]) if len(levels) == 2 else (lambda m: rf"L(\mathcal{{M}}_{m})")
-    )
-    for m, level in enumerate(levels):
-        axes.axhline(level, **{**THEORY, "linewidth": 0.6, "color": "0.45"}, zorder=0)
-        axes.annotate(
-            f"${name(m)}$", (1, level), xycoords=("axes fraction", "data"), xytext=(3, 0),
-            textcoords="offset points", va="center", fontsize=7, annotation_clip=False,
-        )  # fmt: skip
 
 
 def plot_algorithms(axes: Axes, found: xr.Dataset) -> Axes:
@@ -109,7 +97,7 @@ def _strip(
 ) -> None:
     kept = np.isfinite(found["loss"].values)
     times, match = found["time"].values[kept], found["algorithm"].values[kept]
-    margins = found["margin"].values[kept]
+    margins = np.nan_to_num(found["margin"].values[kept])
     for k in range(len(times) - 1):
         colour = _PALE[list(names).index(match[k]) % len(_PALE)]
         shade = 0.25 + 0.75 * float(margins[k])

@@ -8,7 +8,8 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
+from iclflow.plots.levels import plot_levels
+from iclflow.plots.style import COLOURS, COLUMN, LOSS, THEORY, TIME, style
 
 
 def loss_figure(
@@ -36,7 +37,7 @@ def plot_loss(
     levels: Sequence[float] | np.ndarray = (),
     theory: Any = None,
 ) -> Axes:
-    """Loss against t/τ (steps for optimisers with no clock), dashed levels L(M_m)."""
+    """Loss against t/τ (steps for optimisers with no clock), dotted levels L(M_m)."""
     timed = "time" in runs.coords and bool(np.all(np.isfinite(runs["time"])))
     clock = runs["time" if timed else "step"]
     count = runs.sizes.get("seed", 1)
@@ -49,17 +50,11 @@ def plot_loss(
         for i, curve in enumerate(curves):
             axes.plot(np.asarray(theory.time), curve, label=None if i else "theory", **THEORY)
     end = float(clock.values[-1])
-    for m, level in enumerate(levels):
-        axes.axhline(level, **{**THEORY, "linewidth": 0.6, "color": "0.45"}, zorder=0)
-        name = rf"$L(\mathcal{{M}}_{{{m}}})$" if len(levels) != 2 else (r"$L(0)$", r"$L_*$")[m]
-        axes.annotate(
-            name, (end, level), xytext=(3, 0), textcoords="offset points", va="center",
-            fontsize=7, annotation_clip=False,
-        )  # fmt: skip
-    axes.set_xlabel(r"training time $t/\tau$" if timed else "training steps")
-    axes.set_ylabel(r"loss $\mathbb{E}(y_q - \hat{y}_q)^2$")
+    axes.set_xlabel(TIME if timed else "training steps")
+    axes.set_ylabel(LOSS)
     axes.set_xlim(0, end)
     axes.set_ylim(0, None)
+    plot_levels(axes, levels, fontsize=7)
     if count > 1 or theory is not None:
         axes.legend(ncols=3, loc="upper right", bbox_to_anchor=(1.0, 0.94))
     if timed and "step" in runs.coords and not np.array_equal(runs["step"], runs["time"]):

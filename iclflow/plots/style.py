@@ -10,7 +10,14 @@ from matplotlib.rcsetup import cycler
 # Okabe and Ito's palette without yellow, darkest contrast first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 THEORY = {"color": "black", "linestyle": (0, (4, 3)), "linewidth": 1.0}
+PAPER = {"color": "0.45", "linestyle": ":", "linewidth": 1.2}  # a paper's theory beside another
 COLUMN = 3.4  # inches: one column of a two-column page
+HEAT = "RdBu_r"  # of matrices, white at zero
+
+# What axes are called.
+TIME = r"training time $t/\tau$"
+LOSS = r"loss $\mathbb{E}(y_q - \hat{y}_q)^2$"
+HALF_LOSS = r"loss $\frac{1}{2}\mathbb{E}|y_q - \hat{y}_q|^2$"  # the second paper's
 
 STYLE: dict[Any, Any] = {
     "figure.dpi": 200,
@@ -33,6 +40,11 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
 }
+
+
+def mode_colour(mode: int) -> str:
+    """Colours of modes: neighbours differ in lightness too."""
+    return COLOURS[(0, 2, 4, 1, 3, 5)[mode % 6]]
 
 
 @contextmanager

@@ -5,7 +5,18 @@ from collections.abc import Sequence
 import xarray as xr
 from matplotlib.figure import Figure
 
-from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
+from iclflow.plots.levels import LEVEL, plot_levels
+from iclflow.plots.style import (
+    COLOURS,
+    COLUMN,
+    HALF_LOSS,
+    LOSS,
+    PAPER,
+    THEORY,
+    TIME,
+    mode_colour,
+    style,
+)  # fmt: skip
 
 
 def theory_figure(
@@ -28,14 +39,8 @@ def theory_figure(
         else:
             end = float(curve["time"].values[-1])
             axes.plot(curve["time"].values, curve["loss"].values, color=COLOURS[0])
-            for m, level in enumerate(levels):
-                axes.axhline(level, **{**THEORY, "linewidth": 0.6, "color": "0.45"}, zorder=0)
-                if len(levels) <= 8:
-                    axes.annotate(
-                        rf"$L(\mathcal{{M}}_{{{m}}})$", (end, level), xytext=(3, 0),
-                        textcoords="offset points", va="center", fontsize=7,
-                        annotation_clip=False,
-                    )  # fmt: skip
+            axes.set_ylim(0, None)
+            plot_levels(axes, levels, fontsize=7)
             for i, time in enumerate(drops or ()):
                 axes.axvline(time, color="0.75", linewidth=0.6, zorder=0)
                 axes.annotate(
@@ -45,7 +50,40 @@ def theory_figure(
             # Plateaus lengthen from drop to drop: in the logarithm all of them can be seen.
             axes.set_xscale("log")
             axes.set_xlim(min(drops or (end,)) / 4, end)
-            axes.set_xlabel(r"training time $t/\tau$")
-        axes.set_ylabel(r"loss $\mathbb{E}(y_q - \hat{y}_q)^2$")
+            axes.set_xlabel(TIME)
+        axes.set_ylabel(LOSS)
         axes.set_ylim(0, None)
+    return figure
+
+
+def transformer_figure(curves: xr.Dataset) -> Figure:
+    """Both theories of one start over time: a_α(t), and the loss with the paper's ½."""
+    rate = float(curves.attrs["epoch_rate"])
+    time = curves["time"].values[1:] / rate
+    clock = rf"{TIME} = epochs × $\eta P$" if rate == 1 else "epochs"
+    with style():
+        figure = Figure(figsize=(2.08 * COLUMN, 0.85 * COLUMN))
+        left, right = figure.subplots(1, 2)
+        for i, s in enumerate(curves["eigenvalue"].values):
+            colour = mode_colour(i)
+            name = f"$s = {s:.3g}$" if curves.sizes["mode"] <= 6 else None
+            left.plot(time, curves["exact"].values[1:, i], color=colour, label=name)
+            left.plot(time, curves["paper"].values[1:, i], **{**PAPER, "color": colour})
+            left.plot(
+                time[-1], float(curves["a_optimum"][i]), "_", color=colour, markersize=8,
+                clip_on=False,
+            )  # fmt: skip
+        left.plot([], [], color="0.3", label="exact")
+        left.plot([], [], label="paper (13)", **{**PAPER, "color": "0.3"})
+        left.plot([], [], "_", color="0.3", markersize=8, label="optimum")
+        left.set_ylabel(r"$a_\alpha = p_\alpha q_\alpha$")
+        right.plot(time, curves["exact_loss"].values[1:], color=COLOURS[0], label="exact")
+        right.plot(time, curves["paper_loss"].values[1:], label="paper (14)", **THEORY)
+        right.axhline(float(curves["optimum_loss"]), **LEVEL)
+        right.set_ylabel(HALF_LOSS)
+        right.set_ylim(0, None)
+        for axes in (left, right):
+            axes.set_xscale("log")
+            axes.set_xlabel(clock)
+            axes.legend(fontsize=6.5)
     return figure

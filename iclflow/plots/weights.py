@@ -8,10 +8,10 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from iclflow.plots.style import COLOURS, style
+from iclflow.plots.levels import plot_levels
+from iclflow.plots.style import COLOURS, HEAT, style
 
 Update = Callable[[int], list[Artist]]  # frame number -> the artists that moved
-_HEAT = "RdBu_r"
 _QUIET = "0.35"
 
 
@@ -20,7 +20,7 @@ def weights_film(run: xr.Dataset, *, dpi: int = 160, title: str = "") -> tuple[F
 
     `run` is one run over dimension `time`, its weights in the eigenbasis of the input covariance:
     `loss`, `effective` (row, column), and `keys` and `queries` (part, component) or `merged`
-    (part, row, column); `levels` (component) is drawn dashed where there. Scales do not change
+    (part, row, column); `levels` (component) is drawn dotted where there. Scales do not change
     during the film, and zero is white.
     """
     with style():
@@ -50,22 +50,12 @@ def weights_film(run: xr.Dataset, *, dpi: int = 160, title: str = "") -> tuple[F
 def _loss(axes: Axes, run: xr.Dataset) -> Update:
     """The loss with a marker that moves along it."""
     clock, loss = run["time"].values, run["loss"].values
-    levels = run["levels"].values.tolist() if "levels" in run else []
-    names = [rf"$L(\mathcal{{M}}_{{{m}}})$" for m in range(len(levels))]
-    names = [r"$L(0)$", r"$L_*$"] if len(levels) == 2 else names
-    named = np.inf  # the last level that has its name beside it
-    for level, name in zip(levels, names, strict=True):
-        axes.axhline(level, color="0.6", linewidth=0.6, linestyle=(0, (4, 3)), zorder=0)
-        if named - level > 0.06 * levels[0]:
-            named = level
-            axes.annotate(
-                name, (1, level), xycoords=("axes fraction", "data"), xytext=(6, 0),
-                textcoords="offset points", va="center", fontsize=6.5, color=_QUIET,
-            )  # fmt: skip
     axes.plot(clock, loss, color="0.75", linewidth=1.2)
     (past,) = axes.plot(clock[:1], loss[:1], color=COLOURS[0], linewidth=1.6)
     (marker,) = axes.plot(clock[:1], loss[:1], "o", color=COLOURS[0], markersize=5, clip_on=False)
     axes.set(xlim=(clock[0], clock[-1]), ylim=(0, None), ylabel="loss")
+    if "levels" in run:
+        plot_levels(axes, run["levels"].values)
     axes.set_xlabel(str(run["time"].attrs.get("long_name", "training steps")))
 
     def update(i: int) -> list[Artist]:
@@ -169,7 +159,7 @@ def _effective(axes: Axes, weights: np.ndarray) -> Update:
 def _image(axes: Axes, weights: np.ndarray, scale: float) -> Update:
     """A heatmap symmetric about white zero, with its colour bar."""
     limit = scale or 1.0
-    image = axes.imshow(weights[0], cmap=_HEAT, vmin=-limit, vmax=limit, aspect="auto")
+    image = axes.imshow(weights[0], cmap=HEAT, vmin=-limit, vmax=limit, aspect="auto")
     bar = axes.figure.colorbar(image, ax=axes, shrink=0.85, pad=0.02)
     bar.outline.set_linewidth(0.4)  # pyright: ignore[reportCallIssue]
     for spine in axes.spines.values():

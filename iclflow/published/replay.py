@@ -10,7 +10,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from iclflow.models import AbstractInitialiser, AbstractModel
 from iclflow.published.recording import Recording
-from iclflow.published.training import Progress, descend
+from iclflow.published.training import descend
+from iclflow.results.progress import Progress
 from iclflow.runs.labels import OUTCOMES
 
 

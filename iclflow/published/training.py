@@ -1,7 +1,6 @@
 """Data and training of the published code, at the cheapest exact level."""
 
 import math
-from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -16,6 +15,7 @@ from iclflow.losses.select import select
 from iclflow.models import AbstractInitialiser, AbstractModel
 from iclflow.published.options import Options
 from iclflow.published.weights import InitConvention, PublishedInitialiser, value_weights
+from iclflow.results.progress import Progress
 from iclflow.runs.record import OfModel
 from iclflow.runs.sweep import sweep
 from iclflow.tasks.prompt import Normaliser, Prompt
@@ -23,8 +23,6 @@ from iclflow.tasks.prompts import AbstractPromptSet, PromptSet
 from iclflow.tasks.spectra import named_spectrum
 from iclflow.tasks.task import ContextLabels, Task
 from iclflow.tasks.task_vectors import Mixture
-
-Progress = Callable[[float, float], None]
 
 
 def published_task(options: Options, key: PRNGKeyArray) -> Task:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iclflow.report.entries import Figure, Source
+from iclflow.experiments.entry import Figure, Source
 from iclflow.report.folder import prepare
 from iclflow.report.outcome import Outcome
 from iclflow.report.workers import Watch, spread

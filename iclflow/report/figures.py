@@ -1,13 +1,12 @@
-"""The table of figures: name -> experiment, claims, drawing and words. Imports no science."""
+"""The table of figures, by name. Imports no science."""
 
 from collections.abc import Sequence
 
-from iclflow.report.entries import Figure
-from iclflow.report.first_paper import FIRST_PAPER
-from iclflow.report.second_paper import SECOND_PAPER
+from iclflow.experiments.entry import Figure
+from iclflow.report.papers import PAPERS
 from iclflow.results.choices import require_choice
 
-FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*FIRST_PAPER, *SECOND_PAPER)}
+FIGURES: dict[str, Figure] = {figure.name: figure for paper in PAPERS for figure in paper.figures}
 
 
 def choose(names: Sequence[str]) -> list[Figure]:

@@ -1,22 +1,21 @@
 """One experiment of a report: its data, reused where finished, its claims and its figures."""
 
-import importlib
 import json
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import xarray as xr
 from PIL import Image
 
-from iclflow.experiments.base import Progress
-from iclflow.report.entries import Figure, Source
+from iclflow.experiments.entry import Figure, Source
 from iclflow.report.outcome import Outcome
 from iclflow.results.files import replacing
 from iclflow.results.netcdf import load, replace
 from iclflow.results.pictures import save_figure
+from iclflow.results.progress import Progress
 from iclflow.results.provenance import code_key, content_key
 
 DRAFT_DPI = 120.0  # of pictures in the quick form
@@ -34,7 +33,7 @@ def make(
     status = "reused" if reused else "computed"
     first, *others = figures
     return [
-        _draw(first, data, status, out, quick, source.claims),
+        _draw(first, data, status, out, quick, settle=True),
         *(_draw(figure, data, status, out, quick) for figure in others),
     ]
 
@@ -58,9 +57,8 @@ def _data(
         except ValueError:
             pass  # unreadable: made again
     began = time.perf_counter()
-    compute = named(f"{source.module}:{source.compute}")
     keep = {"folder": out / source.checkpoints(quick)} if source.resumes else {}
-    data: xr.Dataset = compute(quick=quick, progress=progress, **keep)
+    data: xr.Dataset = source.compute(quick=quick, progress=progress, **keep)
     extra = {"content_key": key, "compute_seconds": time.perf_counter() - began}
     data = data.assign_attrs({k: _storable(v) for k, v in {**data.attrs, **extra}.items()})
     # Read back, so that a first run and one that reuses its data draw the same.
@@ -73,14 +71,15 @@ def _draw(
     status: str,
     out: Path,
     quick: bool,
-    settle: str | None = None,
+    *,
+    settle: bool = False,
 ) -> Outcome:
-    """The drawing of one figure, and the claims that the function `settle` settles."""
+    """The drawing of one figure, and the claims that its data settle."""
     began, claims, error = time.perf_counter(), (), ""
     try:
-        if settle is not None:
-            claims = tuple(named(settle)(data))
-        drawn = named(figure.draw)(data)
+        if settle:
+            claims = tuple(figure.source.claims(data))
+        drawn = figure.draw(data)
         dpi = DRAFT_DPI if quick else None
         picture = save_figure(drawn, out / "figures" / f"{figure.name}.png", dpi=dpi)
         if quick:
@@ -105,12 +104,6 @@ def _draft(picture: Path) -> None:
     """The picture as a PDF page: a drawing in vectors takes longer than most quick computations."""
     with replacing(picture.with_suffix(".pdf")) as partial, Image.open(picture) as image:
         image.convert("RGB").save(partial, "PDF", resolution=DRAFT_DPI)
-
-
-def named(path: str) -> Callable[..., Any]:
-    """The function `module:function`."""
-    module, _, function = path.partition(":")
-    return getattr(importlib.import_module(module), function)
 
 
 def _storable(value: Any) -> Any:

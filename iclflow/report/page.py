@@ -2,10 +2,8 @@
 
 import base64
 import json
-import math
 import os
 import platform
-import re
 import struct
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -13,15 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
-from markupsafe import Markup, escape
 
 import iclflow
-from iclflow.report import first_paper, second_paper
-from iclflow.report.entries import Figure, Paper
+from iclflow.experiments.entry import Figure
+from iclflow.report import words
 from iclflow.report.figures import choose
-from iclflow.report.first_paper import FIRST_PAPER, PUBLISHED
 from iclflow.report.outcome import Outcome
-from iclflow.report.second_paper import SECOND_PAPER
+from iclflow.report.papers import DERIVED, PAPERS, Paper
 from iclflow.results.files import write_text
 
 if TYPE_CHECKING:
@@ -48,9 +44,9 @@ def render(report: "Report", figures: Sequence[Figure]) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    shown = (beside, capital, duration, number, factor, prose, sentence)
-    environment.filters |= {function.__name__: function for function in shown}
+    environment.filters |= {function.__name__: function for function in words.FILTERS}
     rows, outcomes, today = report.rows, report.outcomes, datetime.now()
+    texts = " ".join(f"{row['equation']} {row['reason']} {row['note']}" for row in rows)
     sources = {figure.source: outcomes[figure.name] for figure in figures}
     about = papers(figures)
     return environment.get_template("report.html.j2").render(
@@ -59,6 +55,14 @@ def render(report: "Report", figures: Sequence[Figure]) -> str:
         figures=[_figure(figure, report) for figure in figures],
         rows=rows,
         misses=[row for row in rows if not row["holds"]],
+        counts=[
+            (about, [row["holds"] for row in rows if row["beyond"] == beyond])
+            for about, beyond in (
+                ("claims of the papers that hold", False),
+                ("results beyond them that hold", True),
+            )
+        ],
+        derived={label: text for label, text in DERIVED.items() if label in texts},
         labels={figure.name: figure.label for figure in figures},
         failed=report.failed,
         quick=report.quick,
@@ -75,8 +79,7 @@ def render(report: "Report", figures: Sequence[Figure]) -> str:
 
 def papers(figures: Sequence[Figure]) -> list[Paper]:
     """The papers that the figures are of."""
-    tables = ((first_paper.PAPER, FIRST_PAPER), (second_paper.PAPER, SECOND_PAPER))
-    return [paper for paper, table in tables if any(figure in table for figure in figures)]
+    return [paper for paper in PAPERS if any(figure in paper.figures for figure in figures)]
 
 
 def command(figures: Sequence[Figure], quick: bool) -> str:
@@ -111,7 +114,7 @@ def comparisons(figures: Sequence[Figure], outcomes: Mapping[str, Outcome]) -> l
     """Our time and the published code's, for the figures where both are known."""
     source = {figure.name: figure.source for figure in figures}
     found = []
-    for entry in PUBLISHED:
+    for entry in (entry for paper in PAPERS for entry in paper.published):
         made = [name for name in entry.figures if name in source]
         if made != list(entry.figures) or any(outcomes[n].status == "failed" for n in made):
             continue
@@ -155,71 +158,6 @@ def png_size(image: bytes) -> tuple[int, int]:
     """Width and height of a PNG in pixels."""
     width, height = struct.unpack(">II", image[16:24])
     return width, height
-
-
-def duration(seconds: float) -> str:
-    """A time in the unit a reader would use."""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    if seconds < 3600:
-        minutes, rest = divmod(round(seconds), 60)
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
-    if seconds < 86400:
-        return f"{seconds / 3600:.2g} hours"
-    return (
-        f"{seconds / 86400:.2g} days" if seconds < 99.5 * 86400 else f"{seconds / 86400:.0f} days"
-    )
-
-
-def factor(ratio: float) -> str:
-    """How many times faster, to two digits."""
-    if ratio < 1:
-        return f"{ratio:.2g}"
-    return f"{float(f'{ratio:.2g}'):,.0f}" if ratio >= 10 else f"{ratio:.2g}"
-
-
-def prose(text: str) -> Markup:
-    """Text with its plain-text mathematics raised and lowered: x_q, L(M_m), P^(-1/2)."""
-    found = re.sub(r"(?<!\w)(\w)_([A-Za-z0-9]+)", r"\1<sub>\2</sub>", str(escape(text)))
-    found = re.sub(r"\^\(([^()]*)\)", r"<sup>\1</sup>", found)
-    found = re.sub(r"(?<![\w.])\d+(\.\d+)?e-?\d+", lambda m: number(float(m[0])), found)
-    return Markup(re.sub(r"(?<=[\^(>≈ ])-(?=\d)", "\N{MINUS SIGN}", found))
-
-
-def sentence(text: str) -> str:
-    """Text as a sentence of its own."""
-    text = capital(text.strip())
-    return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-def capital(text: str) -> str:
-    """Text with a large first letter, unless that is a symbol: w² stays w²."""
-    word = re.match(r"(a|[a-z]{2,})(?=[\s,:-])", text)
-    return text[:1].upper() + text[1:] if word else text
-
-
-def beside(value: Any, expected: Any) -> str:
-    """A measured number, with the digits it takes to tell it from the expected one."""
-    numbers = all(isinstance(v, int | float) for v in (value, expected))
-    if not numbers or value == expected or expected == 0:
-        return number(value)
-    needed = 2 - math.floor(math.log10(abs(value / expected - 1)))
-    return number(value, min(max(4, needed), 12))
-
-
-def number(value: Any, digits: int = 4) -> str:
-    """A number to four digits with a real exponent; words as they are."""
-    if value is None:
-        return "not a number"
-    if isinstance(value, str):
-        return value
-    text = f"{value:.{digits}g}"
-    mantissa, e, exponent = text.partition("e")
-    if not e:
-        return text.replace("-", "\N{MINUS SIGN}")
-    raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    head = "" if mantissa == "1" else f"{mantissa} × ".replace("-", "\N{MINUS SIGN}")
-    return f"{head}10{raised}"
 
 
 def machine() -> str:

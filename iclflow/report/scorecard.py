@@ -17,7 +17,7 @@ def rows(claims: Mapping[str, Sequence[Claim]]) -> list[Row]:
     """Figure name -> claims, as rows in the figures' order.
 
     Keys: `id`, `claim`, `equation`, `expected`, `measured`, `tolerance`, `holds`, `reason`,
-    `note`, `figure`. A number that is not finite becomes None (null in JSON).
+    `note`, `population`, `beyond`, `figure`. A number that is not finite becomes None (JSON null).
     """
     return [
         {**{k: _plain(v) for k, v in dataclasses.asdict(claim).items()}, "figure": figure}

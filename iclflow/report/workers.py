@@ -14,8 +14,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from iclflow.report.entries import Figure
+from iclflow.experiments.entry import Figure
 from iclflow.report.outcome import Outcome
+from iclflow.results.progress import Progress
 
 Watch = Callable[[str, float, Outcome | None], None]  # (figure, fraction done, its outcome)
 Work = Sequence[Figure]  # the figures of one experiment
@@ -64,8 +65,8 @@ def _in_processes(
 
     def begin(connection: Connection, process: Any, last: str | None = None) -> None:
         if waiting:
-            elsewhere = [figures[0].source.shares for _, figures in busy.values()]
-            figures = waiting.pop(next_work([w[0].source.shares for w in waiting], last, elsewhere))
+            elsewhere = [figures[0].source.shared for _, figures in busy.values()]
+            figures = waiting.pop(next_work([w[0].source.shared for w in waiting], last, elsewhere))
             busy[connection] = (process, figures)
             connection.send(list(figures))
             tell(figures, 0.0)
@@ -100,7 +101,7 @@ def _in_processes(
                 tell(figures, message)
                 if isinstance(message, list):
                     del busy[connection]
-                    begin(connection, process, figures[0].source.shares)
+                    begin(connection, process, figures[0].source.shared)
     finally:
         for process, _ in busy.values():  # Ctrl-C: the workers do not hear it themselves
             process.terminate()
@@ -130,7 +131,7 @@ def _serve(connection: Connection, out: Path, quick: bool) -> None:
         connection.send(make(figures, out, quick, _fraction(connection.send)))
 
 
-def _fraction(send: Callable[[float], None]) -> Callable[[float, float], None]:
+def _fraction(send: Callable[[float], None]) -> Progress:
     """Progress (done, total) as a fraction, at most ten times a second."""
     last = -float("inf")
 

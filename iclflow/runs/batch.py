@@ -41,7 +41,7 @@ class AbstractObserver(Protocol):
 
 
 @dataclasses.dataclass
-class Progress:
+class Standing:
     """What changes while a batch runs; all that is needed to go on with it."""
 
     state: Any
@@ -71,8 +71,8 @@ class BatchResult:
 class Disk(Protocol):
     """Where the progress of a batch is kept."""
 
-    def resume(self, number: int, progress: Progress) -> None: ...
-    def save(self, number: int, progress: Progress, now: bool) -> None: ...
+    def resume(self, number: int, progress: Standing) -> None: ...
+    def save(self, number: int, progress: Standing, now: bool) -> None: ...
 
 
 def run_batch(
@@ -86,7 +86,7 @@ def run_batch(
     disk: Disk | None,
 ) -> BatchResult:
     """Train a batch to the last mark, or to where Ctrl-C stops it."""
-    progress = Progress(*_begin(batch, len(marks), recording, key))
+    progress = Standing(*_begin(batch, len(marks), recording, key))
     if disk is not None:
         disk.resume(number, progress)
     count = pieces(batch, marks, disk is not None)
@@ -112,7 +112,7 @@ def run_batch(
 
 def _piece(
     batch: Batch,
-    progress: Progress,
+    progress: Standing,
     marks: np.ndarray,
     recording: Recording,
     size: int,
@@ -143,7 +143,7 @@ def _piece(
 
 
 def _result(
-    batch: Batch, progress: Progress, recording: Recording, final: Recording, interrupted: bool
+    batch: Batch, progress: Standing, recording: Recording, final: Recording, interrupted: bool
 ) -> BatchResult:
     state, count = progress.state, batch.count
     ended, stopped = outcome(state.result), np.asarray(state.stopped)

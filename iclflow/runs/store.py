@@ -14,7 +14,7 @@ import numpy as np
 from iclflow.results.files import write_text
 from iclflow.results.provenance import code_key, content_key
 from iclflow.results.tensors import load_tree, save_tree, write_tensors
-from iclflow.runs.batch import Piece, Progress
+from iclflow.runs.batch import Piece, Standing
 
 PLAN = "plan.json"
 SAVE_EVERY = 5.0  # seconds between two states on disk, so that saving never costs much
@@ -52,7 +52,7 @@ class Store:
     def _file(self, number: int) -> Path:
         return self.folder / f"batch-{number:04d}.safetensors"
 
-    def resume(self, number: int, progress: Progress) -> None:
+    def resume(self, number: int, progress: Standing) -> None:
         """Take up what the folder has of a batch."""
         file = self._file(number)
         if not file.exists():
@@ -61,7 +61,7 @@ class Store:
         progress.state, progress.record = found["state"], found["record"]
         progress.mark, progress.done = float(found["mark"]), int(found["done"])
 
-    def save(self, number: int, progress: Progress, now: bool) -> None:
+    def save(self, number: int, progress: Standing, now: bool) -> None:
         """The progress of a batch, unless it was saved a moment ago."""
         if now or time.monotonic() - self.saved >= SAVE_EVERY:
             save_tree(self._file(number), progress.tree())

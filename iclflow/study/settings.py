@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,15 +25,15 @@ from iclflow.dynamics import (
 )
 from iclflow.losses import AbstractLoss, Fresh, Minibatch
 from iclflow.losses.select import LEVELS, Choice, select
-from iclflow.models import AbstractInitialiser, Blocks
+from iclflow.models import AbstractInitialiser, Blocks, empty_model
 from iclflow.models.registry import MODELS
 from iclflow.results.choices import require_choice
+from iclflow.results.progress import Progress
 from iclflow.results.trajectory import linear_steps
 from iclflow.runs.sweep import Vary
 from iclflow.tasks.commuting import Commuting
 from iclflow.tasks.inputs import INPUTS, named_inputs
 from iclflow.tasks.prompt import Normaliser
-from iclflow.tasks.prompts import Progress
 from iclflow.tasks.spectra import named_spectrum
 from iclflow.tasks.task import ContextLabels, Task
 from iclflow.tasks.task_vectors import AbstractTaskVectors, Mixture, Normal, Pool

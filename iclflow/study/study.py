@@ -20,11 +20,11 @@ from iclflow.models import (
     draw_model,
     empty_model,
 )
+from iclflow.results.progress import Progress
 from iclflow.runs.labels import OUTCOMES
 from iclflow.runs.record import FixedPointDistance, OfModel
 from iclflow.runs.sweep import Vary, sweep
 from iclflow.study.settings import Settings
-from iclflow.tasks.prompts import Progress
 from iclflow.tasks.task import ContextLabels, Task
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Study:
             tests["fixed_point_distance"] = OfModel(FixedPointDistance.of(task))
         return cls(settings, task, init, choice, loss, dynamics, tests)
 
-    def run(self, progress: Callable[[float, float], None] | None = None) -> xr.Dataset:
+    def run(self, progress: Progress | None = None) -> xr.Dataset:
         """Train all seeds."""
         settings, vary = self.settings, Vary(self.settings.vary)
         offsets = iter(range(settings.seeds))

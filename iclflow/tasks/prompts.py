@@ -18,29 +18,15 @@ from iclflow.tasks.prompt import Prompt, map_prefixes
 from iclflow.tasks.task import Draw, require_task
 from iclflow.tasks.task_vectors import Normal
 
-Progress = Callable[[int, int], None]  # (prompts done, prompts in all)
-
 
 class AbstractPromptSet(eqx.Module):
     """`count` prompts of one shape, each to be had by its number."""
 
     count: eqx.AbstractVar[int]
-    lengths: eqx.AbstractVar[tuple[int, ...]]  # of the prefixes that the loss averages over
-
-    @property
-    @abc.abstractmethod
-    def size(self) -> int:
-        """The input dimension D."""
-
-    @property
-    @abc.abstractmethod
-    def outputs(self) -> int:
-        """The number of outputs O."""
-
-    @property
-    @abc.abstractmethod
-    def context(self) -> int:
-        """The number of labelled pairs N."""
+    size: eqx.AbstractVar[int]
+    outputs: eqx.AbstractVar[int]
+    context: eqx.AbstractVar[int]
+    lengths: eqx.AbstractVar[tuple[int, ...]]
 
     @abc.abstractmethod
     def prompt(self, index: Int[Array, ""]) -> Prompt:
@@ -172,7 +158,6 @@ class PromptSet(AbstractPromptSet):
     key: PRNGKeyArray
     matching: Matching | None
     count: int = eqx.field(static=True)
-    lengths: tuple[int, ...] = eqx.field(static=True)
     exact: bool = eqx.field(static=True)
     finish: Callable[[Prompt], Prompt] = eqx.field(static=True)
 
@@ -182,7 +167,6 @@ class PromptSet(AbstractPromptSet):
         key: PRNGKeyArray,
         count: int,
         *,
-        lengths: tuple[int, ...] | None = None,
         matching: Matching | None = None,
         exact: bool = True,
         finish: Callable[[Prompt], Prompt] = _unchanged,
@@ -192,7 +176,6 @@ class PromptSet(AbstractPromptSet):
         - `task`: any law of prompts.
         - `key`: what they are drawn with.
         - `count`: how many.
-        - `lengths`: pairs in the prefixes; those of the task if omitted.
         - `matching`: what the draws are shifted and scaled by, of a linear regression.
         - `exact`: a mixture's proportions are exact over the set (the first prompts have the
           fixed task); else every prompt is an independent draw.
@@ -201,7 +184,6 @@ class PromptSet(AbstractPromptSet):
         if count < 1:
             raise ValueError(f"the number of sequences must be at least 1, got {count}")
         self.task, self.key, self.matching, self.count = task, key, matching, count
-        self.lengths = task.lengths if lengths is None else lengths
         self.exact, self.finish = exact, finish
 
     @property
@@ -215,6 +197,10 @@ class PromptSet(AbstractPromptSet):
     @property
     def context(self) -> int:
         return self.task.context
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return self.task.lengths
 
     def prompt(self, index: Int[Array, ""]) -> Prompt:
         if self.matching is not None:
@@ -233,7 +219,7 @@ class PromptSet(AbstractPromptSet):
         return plain.matched() if matched else plain
 
     def matched(self) -> Self:
-        """The set with its task vectors whitened and its inputs centred over it."""
+        """The set, of exact proportions, with task vectors whitened and inputs centred over it."""
         task = require_task(self.task, "moments to match are")
         law = task.tasks.in_context()
         if not isinstance(law, Normal):
@@ -248,11 +234,12 @@ class PromptSet(AbstractPromptSet):
                 f"{task.outputs * task.size} numbers of a task, got {random}"
             )
         found = _matching(law, self.count, random, self._sums())
-        return dataclasses.replace(self, matching=found)
+        return dataclasses.replace(self, matching=found, exact=True)
 
     def centred(self) -> Self:
-        """The set with its inputs centred over it, at each position, and nothing else changed."""
-        return dataclasses.replace(self, matching=Matching(self._sums()[0] / self.count))
+        """The set, of exact proportions, with its inputs centred over it at each position."""
+        found = Matching(self._sums()[0] / self.count)
+        return dataclasses.replace(self, matching=found, exact=True)
 
     def _draw(self, index: Int[Array, ""]) -> Draw:
         task, place = require_task(self.task, "draws are"), Place(index, self.count)

@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Key, PRNGKeyArray
 
 from iclflow.linalg import gaussian_moment, symmetric_power
@@ -100,7 +101,7 @@ class Normal(AbstractTaskVectors):
             raise ValueError(
                 f"the task mean needs a row for each of the {outputs} outputs, got {rows.shape}"
             )
-        self.mean = jnp.broadcast_to(rows, (outputs, *(rows.shape[-1:] or (1,))))
+        self.mean = _broadcast(rows, (outputs, *(rows.shape[-1:] or (1,))))
         self.covariance, self.root = jnp.asarray(covariance, dtype=float), None
 
     def bind(self, basis: Float[Array, "D D"]) -> Self:
@@ -113,8 +114,8 @@ class Normal(AbstractTaskVectors):
             raise ValueError(f"the task covariance must be {size} x {size}, got {matrix.shape}")
         if matrix.ndim == 0:
             require_within("task covariance", matrix, lower=0.0)
-            identity = jnp.asarray(np.eye(size), dtype=float)
-            matrix, root = matrix * identity, jnp.sqrt(matrix) * identity
+            scale = matrix if isinstance(matrix, Tracer) else np.asarray(matrix)
+            matrix, root = (jnp.asarray(s * np.eye(size), float) for s in (scale, scale**0.5))
         if root is None:
             eigenvalues = jnp.linalg.eigvalsh(matrix)
             require_within("eigenvalues of the task covariance", eigenvalues, lower=-1e-12)
@@ -122,7 +123,7 @@ class Normal(AbstractTaskVectors):
         return eqx.tree_at(
             lambda law: (law.mean, law.covariance, law.root),
             self,
-            (jnp.broadcast_to(self.mean, (self.mean.shape[0], size)), matrix, root),
+            (_broadcast(self.mean, (self.mean.shape[0], size)), matrix, root),
             is_leaf=lambda leaf: leaf is None,
         )
 
@@ -161,11 +162,9 @@ class Pool(AbstractTaskVectors):
         self.members = found[:, None, :] if found.ndim == 2 else found
 
     def bind(self, basis: Float[Array, "D D"]) -> Self:
-        if self.members.shape[2] != basis.shape[0]:
-            raise ValueError(
-                f"a task pool must be [M, {basis.shape[0]}] like the inputs, got "
-                f"{self.members.shape}"
-            )
+        size, found = basis.shape[0], self.members.shape
+        if found[2] != size:
+            raise ValueError(f"a task pool must be [M, {size}] like the inputs, got {found}")
         return self
 
     def symmetrised(self) -> "Pool":
@@ -192,9 +191,8 @@ class Pool(AbstractTaskVectors):
         return jnp.mean(jax.vmap(_extended_fourth)(self.members), axis=0)
 
     def symmetric(self) -> bool:
-        order = jnp.lexsort(self.members.reshape(self.members.shape[0], -1).T)
-        mirror = jnp.lexsort(-self.members.reshape(self.members.shape[0], -1).T)
-        return bool(jnp.array_equal(self.members[order], -self.members[mirror]))
+        flat = self.members.reshape(self.members.shape[0], -1)
+        return bool(jnp.array_equal(flat[jnp.lexsort(flat.T)], -flat[jnp.lexsort(-flat.T)]))
 
 
 class Mixture(AbstractTaskVectors):
@@ -228,7 +226,7 @@ class Mixture(AbstractTaskVectors):
         fixed = basis.sum(axis=1)[None] if self.fixed is None else self.fixed
         if fixed.shape[1] != random.dims[1] or len(fixed) not in (1, random.dims[0]):
             raise ValueError(f"the fixed task must be {random.dims}, got {fixed.shape}")
-        return type(self)(random, jnp.broadcast_to(fixed, random.dims), fraction=self.fraction)
+        return type(self)(random, _broadcast(fixed, random.dims), fraction=self.fraction)
 
     @property
     def dims(self) -> tuple[int, int]:
@@ -276,6 +274,13 @@ def bound(value: Known | None) -> Known:
     if value is None:
         raise ValueError("this law of tasks has no eigenvectors yet; give it to a Task, or bind it")
     return value
+
+
+def _broadcast(values: Array, shape: tuple[int, ...]) -> Array:
+    """`jnp.broadcast_to`, without a compilation where the numbers are known."""
+    if isinstance(values, Tracer):
+        return jnp.broadcast_to(values, shape)
+    return jnp.asarray(np.broadcast_to(np.asarray(values), shape))
 
 
 def _extended_fourth(task: Float[Array, "O D"]) -> Float[Array, "U U U U"]:

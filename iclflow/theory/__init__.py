@@ -17,7 +17,7 @@ from iclflow.theory.algorithms.linear import (
     zero_predictor,
 )
 from iclflow.theory.algorithms.monte_carlo import Estimate, monte_carlo_loss
-from iclflow.theory.algorithms.regression import GradientDescent, OrdinaryLeastSquares, Ridge
+from iclflow.theory.algorithms.regression import GradientSteps, OrdinaryLeastSquares, Ridge
 from iclflow.theory.drops.alignment import aligned_weights, plateau_weights
 from iclflow.theory.drops.dormant import DormantHeads
 from iclflow.theory.drops.limit import VanishingLimit, in_head_gaps, vanishing_limit
@@ -90,7 +90,7 @@ __all__ = [
     "Estimate",
     "FixedPoint",
     "Gains",
-    "GradientDescent",
+    "GradientSteps",
     "InWeight",
     "LinearPredictor",
     "MergedStability",

@@ -8,7 +8,13 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from iclflow.diagnosis.identify.candidates import candidates, ridges_of
+from iclflow.diagnosis.identify.candidates import (
+    candidates,
+    component_sets,
+    merge_equal,
+    partial_group,
+    ridges_of,
+)
 from iclflow.diagnosis.identify.prompts import (
     draw_prompts,
     own_predictions,
@@ -17,7 +23,7 @@ from iclflow.diagnosis.identify.prompts import (
 )
 from iclflow.diagnosis.identify.space import feature_space
 from iclflow.losses import Population
-from iclflow.models import AbstractLinearModel, AbstractModel, Softmax
+from iclflow.models import AbstractLinearModel, AbstractModel
 from iclflow.tasks.prompts import StackedPrompts
 from iclflow.tasks.task import Task
 from iclflow.theory import InWeight, LinearPredictor, Modes, Ridge
@@ -40,28 +46,33 @@ def identify(
     - `among`: the candidates, by name; `candidates(task)` if omitted.
 
     Variables: `distance` [time, candidate]; `algorithm`, `margin` = 1 - best/second (1 for a
-    perfect match, 0 for a tie; the second is of another kind) [time]; `exact` [candidate]. Beside
+    perfect match, 0 for a tie; the second is of another kind, and NaN says that there is none:
+    all candidates predict the same) [time]; `exact` [candidate]. Beside
     the contest, `ridge` and `ridge_distance` [time]: the ρ of the ridge regression nearest to the
     model, and its distance.
     """
     if task.outputs != 1:
         raise ValueError(f"algorithms are identified for one output, this task has {task.outputs}")
     test = task if on is None else on
-    given = candidates(task, sequences=sequences, seed=seed) if among is None else dict(among)
     prompts = draw_prompts(test, sequences, seed)
+    given = (
+        candidates(task, sequences=sequences, seed=seed)
+        if among is None
+        else merge_equal(among, prompts)
+    )
     unit = float(Population(test).power) - float(test.target_noise) ** 2
     if unit <= 0:
         raise ValueError("all labels of this task are zero, so every algorithm is the same")
-    mixed = task.tasks.mixed()
-    modes = Modes.of(task.in_context() if mixed else task)
+    mixed = task.tasks.mixed()  # towards w* any turn would look like in-weight
+    inside = task.in_context() if mixed else task
+    modes = Modes.of(inside)
     space = feature_space(models, test)
     own = np.asarray(own_predictions(models, space, prompts))
+    components = component_sets(inside, modes) if among is None and not mixed else {}
     squared, exact = {}, {}
     for name, predictor in given.items():
-        turned = None
-        # Towards w* any turn would look like in-weight.
-        if among is None and not mixed and name.startswith("PCR-"):
-            turned = _rotated_components(int(name[4:].partition(" ")[0]), models, modes)
+        chosen = components.get(name, components.get(name.partition(" (= ")[0], ()))
+        turned = _rotated_components(chosen, models, modes)
         exact[name] = space is not None and isinstance(predictor, LinearPredictor | InWeight)
         if exact[name]:
             assert space is not None
@@ -95,6 +106,7 @@ def best_match(
     """The nearest candidate of each row, and 1 - (its distance)/(that of the second).
 
     With names, the second is the nearest of another kind: w* and w* shrunk to E[w] are one kind.
+    NaN where there is no other kind: such a match could not have been another.
     """
     kinds = np.array([name.split()[0] if name.startswith("in-weight") else name for name in names])
     if not names:
@@ -103,7 +115,8 @@ def best_match(
     rivals = np.where(kinds[None, :] == kinds[best][:, None], np.inf, distance)
     second = rivals.min(axis=1)
     first = distance[np.arange(len(best)), best]
-    return best, np.where(second > 0, 1 - first / np.where(second > 0, second, 1.0), 0.0)
+    margin = np.where(second > 0, 1 - first / np.where(second > 0, second, 1.0), 0.0)
+    return best, np.where(np.isfinite(second), margin, np.nan)
 
 
 def _nearest_ridge(
@@ -118,17 +131,17 @@ def _nearest_ridge(
 
 
 def _rotated_components(
-    components: int, models: AbstractModel, modes: Modes
+    chosen: tuple[int, ...], models: AbstractModel, modes: Modes
 ) -> LinearPredictor | None:
     """PCR inside a group of equal σ: for each model the rotation of the group nearest to it.
 
-    None where the first `components` modes are whole groups, which no rotation changes.
+    None where the chosen modes are whole groups, which no rotation changes.
     """
-    part = models.attention if isinstance(models, Softmax) else models
-    group = next((g for g in modes.groups() if g[0] < components <= g[-1]), ())
+    part = jax.vmap(lambda m: m.as_attention())(models)
+    group = partial_group(modes, chosen)
     if not group or not isinstance(part, AbstractLinearModel):
         return None
-    index, count = list(group), components - group[0]
+    index, count = list(group), len(set(group) & set(chosen))
     weights = np.asarray(jax.vmap(lambda m: m.reduced_weights()[0, 0])(part))
     keys, queries = (
         np.asarray(modes.key_vectors)[:, index],
@@ -139,5 +152,5 @@ def _rotated_components(
     rotation = np.linalg.eigh((block + np.swapaxes(block, 1, 2)) / 2)[1][..., -count:]
     projector = rotation @ np.swapaxes(rotation, 1, 2)
     partial = float(modes.singular[group[0]]) * keys @ projector @ queries.T
-    whole = np.asarray(modes.weight(range(group[0])))
+    whole = np.asarray(modes.weight(set(chosen) - set(group)))
     return jax.vmap(lambda w: LinearPredictor(w[None, None]))(jnp.asarray(whole + partial))

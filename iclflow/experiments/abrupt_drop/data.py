@@ -17,10 +17,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 from scipy.integrate import solve_ivp
 
-from iclflow.diagnostics import find_stages
 from iclflow.dynamics import Descent
-from iclflow.experiments.abrupt_drop.claims import abrupt_drop_claims
-from iclflow.experiments.base import Claim, Progress
 from iclflow.experiments.four_inputs import (
     CONTEXT,
     QUICK_SEQUENCES,
@@ -34,6 +31,7 @@ from iclflow.experiments.four_inputs import (
 from iclflow.experiments.runs import (
     Variable,
     clock,
+    drop_counts,
     first_crossing,
     labelled,
     spread,
@@ -42,6 +40,7 @@ from iclflow.experiments.runs import (
 from iclflow.losses import Moments, Population, Sequences
 from iclflow.models import MLP, Merged, NetworkInitialiser, draw_model
 from iclflow.published import Options, PublishedInitialiser
+from iclflow.results.progress import Progress
 from iclflow.runs.simulate import simulate
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.one_drop import (
@@ -113,7 +112,6 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     ]
     courses = [merged_course(population, start, time, tolerance=SOLVER) for start in starts]
     norms = [float(np.linalg.norm(start.values)) for start in starts]
-    stages = [find_stages(time, row, resamples=0) for row in attention["loss"]]
     final = np.einsum("sh,shdc->sdc", attention["values"][:, -1], attention["merged"][:, -1])
     report(3, 5)
 
@@ -122,7 +120,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         "loss_mlp": (("seed", "time"), runs["mlp"]["loss"], "loss of the MLP on cubic features"),
         "loss_theory": (("seed", "time"), [c.loss for c in courses], "reduced flow, E2"),
         "levels": (("level",), levels, "loss at the two fixed points (14)"),
-        "drop_count": (("seed",), [len(s.drops) for s in stages], "drops found by the detector"),
+        "drop_count": (("seed",), drop_counts(time, attention["loss"]), "drops detected"),
         "half_time": (
             ("seed",),
             [first_crossing(time, row, middle) for row in attention["loss"]],
@@ -276,8 +274,3 @@ def _drift(weights: dict[str, Array]) -> Array:
         weights["values"], weights["merged"]
     )
     return conservation_drift(series)["value_merged"]
-
-
-def claims(data: xr.Dataset) -> list[Claim]:
-    """Everything the paper says about merged key and query, except Fig. 6."""
-    return abrupt_drop_claims(data)

@@ -5,10 +5,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from iclflow.experiments.schematics.figure import draw_merged
-from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
+from iclflow.plots.levels import plot_levels
+from iclflow.plots.style import COLOURS, COLUMN, THEORY, TIME, style
 
 
-def abrupt_drop_figure(data: xr.Dataset) -> Figure:
+def draw(data: xr.Dataset) -> Figure:
     """Left the schematic, right the loss of ATTN_M and of MLP(z) in the paper's window."""
     with style():
         figure = Figure(figsize=(2.08 * COLUMN, 0.78 * COLUMN))
@@ -30,15 +31,10 @@ def plot_drop(axes: Axes, data: xr.Dataset) -> Axes:
     for name, look, label in curves:
         axes.plot(time, data[name].values.T, **look)
         axes.plot([], [], label=label, **look)
-    for level, name in zip(data["levels"].values, (r"$L(\mathbf{0})$", r"$L_*$"), strict=True):
-        axes.axhline(level, color="0.45", linewidth=0.6, linestyle=(0, (4, 3)), zorder=0)
-        axes.annotate(
-            name, (window, level), xytext=(3, 0), textcoords="offset points", va="center",
-            annotation_clip=False, fontsize=7,
-        )  # fmt: skip
     axes.set_xlim(0, window)
     axes.set_ylim(0, 1.08 * float(data["levels"][0]))
-    axes.set_xlabel(r"training time $t/\tau$")
+    plot_levels(axes, data["levels"].values, fontsize=7)
+    axes.set_xlabel(TIME)
     axes.set_ylabel("loss")
     axes.legend(loc="upper right", bbox_to_anchor=(1.0, 0.9))
     count = data.sizes["seed"]

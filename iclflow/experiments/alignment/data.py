@@ -7,7 +7,6 @@ import numpy as np
 import xarray as xr
 
 from iclflow.experiments.abrupt_drop.data import HEADS, RATE, STEPS, WINDOW, runs_of
-from iclflow.experiments.base import Claim, Progress, below, near
 from iclflow.experiments.four_inputs import (
     QUICK_SEQUENCES,
     SEQUENCES,
@@ -15,6 +14,7 @@ from iclflow.experiments.four_inputs import (
     four_input_moments,
 )
 from iclflow.experiments.runs import Variable, first_crossing, labelled, spread
+from iclflow.results.progress import Progress
 
 SEED = 0  # the run that is drawn
 PLATEAU = 0.01  # the plateau is read when this share of the drop is done: late, still flat
@@ -83,44 +83,3 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     }
     coordinates = {"seed": np.arange(seeds), "moment": ["plateau", "convergence"]}
     return labelled(variables, coordinates, settings)
-
-
-def claims(data: xr.Dataset) -> list[Claim]:
-    """Early and late alignment of the heads; weights of attention and MLP."""
-    sequences = int(data.attrs["sequences"])
-    early, late = (
-        {name: float(data[f"{name}_cosine"].isel(moment=i).min()) for name in ("attention", "mlp")}
-        for i in (0, 1)
-    )
-    return [
-        near(
-            "early-alignment",
-            "On the plateau every head is parallel to E[y zᵀ]: smallest |cos|",
-            "App. C.6.2, Fig. 6",
-            1.0,
-            early["attention"],
-            float(PLATEAU + 5 * sequences**-0.5),
-            "read when 1% of the drop is done and the weights have begun to turn by as much; the "
-            "extra blocks turn the weakest head by some P^(-1/2)",
-            f"over heads and seeds; MLP {early['mlp']:.6f}",
-        ),
-        near(
-            "late-alignment",
-            "At convergence every head is parallel to E[y zᵀ] E[z zᵀ]⁻¹: smallest |cos|",
-            "App. C.6.2, Fig. 6",
-            1.0,
-            late["attention"],
-            0.01,
-            "the slowest mode is still e^(-2) from its end after the published number of steps",
-            f"after {int(data.attrs['window']):,} steps, over heads and seeds; "
-            f"MLP {late['mlp']:.6f}",
-        ),
-        below(
-            "merged-mlp-weights",
-            "The weights of attention stay close to those of the MLP throughout training",
-            "Fig. 6",
-            float(data["weight_gap"].max()),
-            float(10 * sequences**-0.5),
-            "the extra blocks grow as P^(-1/2) and move the drop by as much; ten times that",
-        ),
-    ]

@@ -5,14 +5,13 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from iclflow.plots.style import COLUMN, style
+from iclflow.plots.style import COLUMN, HEAT, style
 
-HEAT = "RdBu_r"
 NAMES = (r"$\mathbb{E}[y_q \mathbf{z}^\top]$",)
 NAMES += (r"$\mathbb{E}[y_q \mathbf{z}^\top]\,\mathbb{E}[\mathbf{z}\mathbf{z}^\top]^{-1}$",)
 
 
-def alignment_figure(data: xr.Dataset) -> Figure:
+def draw(data: xr.Dataset) -> Figure:
     """Rows: during the plateau, at convergence. Columns: ATTN_M, MLP, the data."""
     with style():
         figure = Figure(figsize=(2.08 * COLUMN, 0.92 * COLUMN))

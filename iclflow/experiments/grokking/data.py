@@ -28,16 +28,13 @@ from iclflow.diagnostics import (
     unexplained,
 )
 from iclflow.dynamics import Adam, Descent
-from iclflow.experiments.base import Progress
-from iclflow.experiments.grokking.claims import claims
 from iclflow.experiments.runs import Variable, checkpointed, labelled, trained
 from iclflow.linalg import FactoredMatrix
+from iclflow.results.progress import Progress
 from iclflow.runs.record import OfModel
 from iclflow.runs.store import own_folder
 from iclflow.transformers.modular import ModularInitialiser, ModularTransformer
 from iclflow.transformers.modular_addition import split_pairs
-
-__all__ = ["SMALL", "STANDARD", "Preset", "claims", "compute", "marks"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ _NAMES = {
 _SHADE = "0.9"
 
 
-def grokking_figure(data: xr.Dataset) -> Figure:
+def draw(data: xr.Dataset) -> Figure:
     """Losses and accuracies; measures on the clock of each seed's test loss; who moves first."""
     with style():
         figure = Figure(figsize=(2 * COLUMN, 2.55 * COLUMN))

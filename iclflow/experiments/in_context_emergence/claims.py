@@ -7,7 +7,7 @@ log₁₀ of their ratio.
 import numpy as np
 import xarray as xr
 
-from iclflow.experiments.base import Claim, below
+from iclflow.experiments.base import Claim, Control, at_least, below
 
 MARGIN = 4.0  # how many times the late loss of one layer is that of more
 INDUCTION = 0.5  # prefix-matching score of an induction head
@@ -17,15 +17,6 @@ def claims(data: xr.Dataset) -> list[Claim]:
     """One layer against more, on both corpora, and the order of events in the deeper ones."""
     deep = data.sel(layers=data["layers"] > 1)
     return [*_depth(data, deep), *_order(deep), _markov(data)]
-
-
-def _at_least(
-    id: str, claim: str, equation: str, measured: float, limit: float, reason: str, note: str = ""
-) -> Claim:
-    wanted = f"at least {limit:g}"
-    return Claim(
-        id, claim, equation, wanted, measured, limit, bool(measured >= limit), reason, note
-    )
 
 
 def _depth(data: xr.Dataset, deep: xr.Dataset) -> list[Claim]:
@@ -45,13 +36,13 @@ def _depth(data: xr.Dataset, deep: xr.Dataset) -> list[Claim]:
             f"late loss {listed} of {chance:.2f} for {_depths(data)} layers; accuracy on repeats "
             f"{shares}",
         ),
-        _at_least(
+        at_least(
             "lt-icl-depth", "one layer fails where two succeed", "Fig. 5",
             float(one.min() / more.max()), MARGIN,
             "late loss of one layer over the largest of more layers",
             "the period is drawn for each sequence; with a fixed one a single layer would do",
         ),
-        _at_least(
+        at_least(
             "lt-induction", "those that learn have an induction head", "Fig. 5",
             float(heads.min()), INDUCTION, "prefix-matching score of the best head, worst run",
             f"the best head of one layer has {float(single):.2f}",
@@ -67,14 +58,14 @@ def _order(deep: xr.Dataset) -> list[Claim]:
     by_depth = to_start.mean("circuit")
     times = "; ".join(_times(deep.sel(layers=n)) for n in deep["layers"].values)
     found = [
-        _at_least(
+        at_least(
             "lt-subspace-early", "subspaces stabilise before or during the emergence of in-context "
             "learning", "Fig. 5, (16)", float(to_end.min(skipna=False)), 0.0,
             "log₁₀ of the end of the drop over the settling time, worst depth and circuit",
             f"{times}; settled is 90% of the way from start to end, to which (16) compares: slow "
             f"drift until the end counts",
         ),
-        _at_least(
+        at_least(
             "lt-subspace-before", "subspaces stabilise before in-context learning emerges",
             "Fig. 5, (16)", float(to_start.min(skipna=False)), 0.0,
             "log₁₀ of the start of the drop over the settling time, worst depth and circuit",
@@ -83,7 +74,7 @@ def _order(deep: xr.Dataset) -> list[Claim]:
     if deep.sizes["layers"] > 1:
         change = float(by_depth.isel(layers=-1) - by_depth.isel(layers=0))
         found.append(
-            _at_least(
+            at_least(
                 "lt-subspace-deeper", "the deeper the model, the earlier its subspaces stabilise",
                 "Fig. 5", change, 0.0,
                 f"lead over the drop of {int(deep['layers'][-1])} layers less that of 2, in log₁₀",
@@ -137,8 +128,31 @@ def _markov(data: xr.Dataset) -> Claim:
         "not", "", ratio, 0.5, "loss above the Bayes-optimal predictor, two layers over one",
         f"late loss {float(loss.sel(markov_layers=1).mean()):.3f} with one layer, "
         f"{float(loss.sel(markov_layers=2).mean()):.3f} with two; Bayes-optimal {best:.3f}, token "
-        f"frequencies {single:.3f}",
+        f"frequencies {single:.3f}", beyond=True,
     )  # fmt: skip
+
+
+def controls(data: xr.Dataset) -> dict[str, Control]:
+    """For each claim data that turn its verdict round; both ways where it is about an order."""
+    settled, window, rank = data["settled"], data["window"], data["effective_rank"]
+    start, end = (settled * 0 + window.isel(edge=i) for i in range(2))
+    # A rank that changes fastest in the middle of the drop, and one that does so elsewhere.
+    rise = np.tanh(4 * np.log(data["step"].clip(min=1) / np.sqrt(window.prod("edge"))))
+    inside = data.assign(effective_rank=(rank * 0 + rise).transpose(*rank.dims))
+    late, markov = data["late_loss"], data["markov_late_loss"]
+    last = data["layers"] == data["layers"][-1]
+    return {
+        "lt-icl-emerges": data.assign(late_loss=late * 0 + late[0]),
+        "lt-icl-depth": data.assign(late_loss=late.where(data["layers"] > 1, 0.01)),
+        "lt-induction": data.assign(prefix_matching=0.5 * data["prefix_matching"]),
+        "lt-subspace-early": tuple(data.assign(settled=f * end) for f in (0.5, 2.0)),
+        "lt-subspace-before": tuple(data.assign(settled=f * start) for f in (0.5, 2.0)),
+        "lt-subspace-deeper": tuple(
+            data.assign(settled=settled * xr.where(last, f, 1.0)) for f in (0.01, 100.0)
+        ),
+        "lt-rank-moves": (inside, inside.assign(window=100 * window)),
+        "lt-markov": data.assign(markov_late_loss=markov.copy(data=markov.values[::-1])),
+    }
 
 
 def _times(data: xr.Dataset) -> str:

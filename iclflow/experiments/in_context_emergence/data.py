@@ -19,8 +19,8 @@ from jaxtyping import Array, Float
 
 from iclflow.diagnostics import find_stages
 from iclflow.dynamics import Adam, Descent
-from iclflow.experiments.base import Progress
 from iclflow.experiments.runs import Variable, checkpointed, labelled, trained
+from iclflow.results.progress import Progress
 from iclflow.results.trajectory import log_steps
 from iclflow.runs.dataset import final_models
 from iclflow.runs.store import own_folder

@@ -14,18 +14,15 @@ import xarray as xr
 from jaxtyping import Float, PRNGKeyArray
 
 from iclflow.dynamics import Descent
-from iclflow.experiments.base import Progress
 from iclflow.experiments.four_inputs import CONTEXT, QUICK_SEQUENCES, SEQUENCES
-from iclflow.experiments.in_weight.claims import claims_fig5, claims_fig10
 from iclflow.experiments.runs import MARKS, Variable, clock, labelled, trained
 from iclflow.linalg import packed_pairs
 from iclflow.losses import Moments, population_moments
 from iclflow.models import AbstractInitialiser, Blocks, Merged, MergedInitialiser, draw_model
+from iclflow.results.progress import Progress
 from iclflow.tasks.task import ContextLabels, Task
 from iclflow.tasks.task_vectors import Mixture
 from iclflow.theory.fixed_points.levels import plateau_losses
-
-__all__ = ["claims_fig5", "claims_fig10", "compute_fig5", "compute_fig10"]
 
 SIZE, HEADS = 4, 8
 PORTIONS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)

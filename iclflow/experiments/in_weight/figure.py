@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
+from iclflow.plots.levels import LEVEL
+from iclflow.plots.style import COLOURS, COLUMN, LOSS, THEORY, TIME, style
 
 # Name, colour and width: where curves coincide the wider ones show beside the narrower.
 _CURVES = {
@@ -16,8 +17,6 @@ _CURVES = {
     "in_context": ("in-context test loss", COLOURS[0], 0.9),
 }
 _PREDICTED = {**THEORY, "linewidth": 0.9, "zorder": 5}
-_LEVEL = {"color": "0.4", "linestyle": ":", "linewidth": 0.9, "zorder": 0}
-_LABEL = r"loss $\mathbb{E}(y_q - \hat{y}_q)^2$"
 
 
 def draw_fig5(data: xr.Dataset) -> Figure:
@@ -28,7 +27,7 @@ def draw_fig5(data: xr.Dataset) -> Figure:
         shown = float(data.attrs["shown"])
         _losses(left, data.sel(portion=shown), float(data.attrs["final_in_context"]))
         left.set_title(f"{shown:.0%} of task vectors fixed")
-        left.set_ylabel(_LABEL)
+        left.set_ylabel(LOSS)
         left.legend(handles=_handles(), loc="upper right")
         # Past the dark end of a map that reads in grey; its yellow end is too pale for lines.
         shades = colormaps["viridis"](np.linspace(0.0, 0.85, data.sizes["portion"]))
@@ -56,7 +55,7 @@ def draw_fig10(data: xr.Dataset) -> Figure:
             if i % panels.shape[1]:
                 axes.set_ylabel("")
             else:
-                axes.set_ylabel(_LABEL)
+                axes.set_ylabel(LOSS)
             if i < panels.shape[1]:
                 axes.set_xlabel("")
         figure.legend(handles=_handles(), loc="outside upper center", ncols=3)
@@ -67,7 +66,7 @@ def _losses(axes: Axes, run: xr.Dataset, level: float) -> None:
     for name, (_, colour, width) in _CURVES.items():
         axes.plot(run["time"], run[name], color=colour, linewidth=width)
     _prediction(axes, run)
-    axes.axhline(level, **_LEVEL)
+    axes.axhline(level, **LEVEL)
 
 
 def _handles() -> list[Line2D]:
@@ -76,7 +75,7 @@ def _handles() -> list[Line2D]:
         for name, colour, width in _CURVES.values()
     ]
     lines.append(Line2D([], [], **_PREDICTED, label="first drop, predicted"))
-    lines.append(Line2D([], [], **_LEVEL, label="least squares in context"))
+    lines.append(Line2D([], [], **LEVEL, label="least squares in context"))
     return lines
 
 
@@ -89,4 +88,4 @@ def _prediction(axes: Axes, run: xr.Dataset) -> None:
 def _frame(axes: Axes, data: xr.Dataset) -> None:
     axes.set_xlim(0, 1.25 * float(data.attrs["paper_window"]))
     axes.set_ylim(0, None)
-    axes.set_xlabel(r"training time $t/\tau$")
+    axes.set_xlabel(TIME)

@@ -1,1 +1,18 @@
-"""Init scale: data, claims, figure."""
+"""The scale of the initial weights."""
+
+from iclflow.experiments.entry import Figure, Folder
+
+_HERE = Folder(__name__)
+_SOURCE = _HERE.source()
+
+FIGURES = (
+    Figure(
+        "v2-init", "Init scale", "The scale of the initial weights",
+        _SOURCE, _HERE.figure.draw,
+        caption="""From 10⁻⁶ to large: smaller initial weights make every plateau longer, large ones
+        leave none, and the loss decays exponentially instead. Dashed: predicted from the initial
+        weights; separate plateaus last so long at small scales that they are predicted alone.""",
+        alt="""Loss over training for many scales of the initial weights, for merged and for
+        separate key and query: the smaller the scale, the later the drops.""",
+    ),
+)  # fmt: skip

@@ -6,10 +6,13 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
+from iclflow.plots.levels import plot_levels
+from iclflow.plots.style import COLOURS, COLUMN, THEORY, TIME, style
+
+NAME_APART = 3.5  # factor in time between the names of two drops
 
 
-def init_scale_figure(data: xr.Dataset) -> Figure:
+def draw(data: xr.Dataset) -> Figure:
     """Merged, separate, and the times of the drops against w."""
     with style():
         figure = Figure(figsize=(2.08 * COLUMN, 0.86 * COLUMN))
@@ -42,7 +45,7 @@ def _merged(axes: Axes, data: xr.Dataset) -> None:
     axes.set_xscale("log")
     axes.set_xlim(0.03, time[-1])
     axes.set_ylim(0, 1.7 * float(data["levels"][0]))
-    axes.set_xlabel(r"training time $t/\tau$")
+    axes.set_xlabel(TIME)
     axes.set_ylabel("loss")
     axes.set_title("merged", loc="left")
     axes.legend(
@@ -52,19 +55,21 @@ def _merged(axes: Axes, data: xr.Dataset) -> None:
 
 
 def _separate(axes: Axes, data: xr.Dataset) -> None:
-    for level in data["levels"].values:
-        axes.axhline(level, color="0.75", linewidth=0.5, linestyle=(0, (4, 3)), zorder=0)
+    plot_levels(axes, data["levels"].values, names=False)
     for i, scale in enumerate(data["separate_scale"].values):
         time, loss = data["separate_time"].values[i], data["separate_loss"].values[i]
         axes.plot(time[1:], loss[1:], color=_colour(scale), label=_power(scale))
     for i, scale in enumerate(data["theory_scale"].values):
-        look = {**THEORY, "color": _colour(scale)}
-        axes.plot(data["theory_time"].values[i], data["theory_loss"].values[i], **look)
+        simulated = np.isclose(data["separate_scale"].values, scale).any()
+        look = {"linewidth": 0.7} if simulated else {"color": _colour(scale)}
+        axes.plot(
+            data["theory_time"].values[i], data["theory_loss"].values[i], **{**THEORY, **look}
+        )
     axes.plot([], [], label="predicted", **THEORY)
     axes.set_xscale("log")
     axes.set_xlim(0.3, float(data["theory_time"].max()))
     axes.set_ylim(0, 1.7 * float(data["levels"][0]))
-    axes.set_xlabel(r"training time $t/\tau$")
+    axes.set_xlabel(TIME)
     axes.set_title("separate, rank one", loc="left")
     axes.legend(
         title="$w$", ncols=2, loc="upper right", handlelength=1.4, columnspacing=0.8,
@@ -83,21 +88,21 @@ def _times(axes: Axes, data: xr.Dataset) -> None:
         scales[small], data["merged_half_paper"].values[small], color=COLOURS[1], linewidth=0.8,
         linestyle=":",
     )  # fmt: skip
+    height = 0.0
     drops, theory = data["separate_drops"].median("seed"), data["theory_drops"].median("seed")
     for d, colour in enumerate((COLOURS[0], COLOURS[5], COLOURS[2], COLOURS[3])):
         axes.plot(data["separate_scale"], drops.values[:, d], color=colour, **dots)
         axes.plot(data["theory_scale"], theory.values[:, d], **{**THEORY, "color": colour})
+        height = max(NAME_APART * height, float(theory[0, d]))  # drops may come close together
         axes.annotate(
-            f"$t_{d + 1}$", (float(data["theory_scale"][0]), float(theory[0, d])),
-            # The first two drops come close together.
-            xytext=(-2, (-3, 3, 0, 0)[d]), textcoords="offset points", fontsize=6.5, color=colour,
-            ha="right", va="center",
+            f"$t_{d + 1}$", (float(data["theory_scale"][0]), height), xytext=(-3, 0),
+            textcoords="offset points", fontsize=6.5, color=colour, ha="right", va="center",
         )  # fmt: skip
     axes.plot([], [], color="0.4", label="simulated", **dots)
     axes.plot([], [], label="predicted", **{**THEORY, "color": "0.4"})
     axes.plot([], [], color="0.4", linewidth=0.8, linestyle=":", label="(51)")
     axes.annotate(
-        "merged", (3e-6, float(data["merged_half_time"][0].median())), xytext=(0, -9),
+        "merged", (3e-6, float(data["merged_half_time"][0].median())), xytext=(0, 5),
         textcoords="offset points", fontsize=7, color=COLOURS[1],
     )  # fmt: skip
     axes.set_xscale("log")

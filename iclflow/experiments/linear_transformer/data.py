@@ -8,7 +8,6 @@ task, beside the paper's decoupled theory and the exact mean flow. Losses have a
 import numpy as np
 import xarray as xr
 
-from iclflow.experiments.base import Progress
 from iclflow.experiments.linear_transformer_runs import (
     SCALE,
     diagonal,
@@ -17,6 +16,7 @@ from iclflow.experiments.linear_transformer_runs import (
     transformer_task,
 )
 from iclflow.experiments.runs import Variable, labelled
+from iclflow.results.progress import Progress
 from iclflow.theory.linear_transformer import (
     CoupledFlow,
     DecoupledFlow,

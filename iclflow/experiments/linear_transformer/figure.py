@@ -5,13 +5,10 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
-
-EXACT = {"color": "black", "linestyle": (0, (4, 3)), "linewidth": 1.0}
-PAPER = {"color": "0.45", "linestyle": ":", "linewidth": 1.2}
+from iclflow.plots.style import COLOURS, COLUMN, HEAT, PAPER, THEORY, mode_colour, style
 
 
-def fixed_point_figure(data: xr.Dataset) -> Figure:
+def draw_fig1(data: xr.Dataset) -> Figure:
     """p₂q₁ simulated, a∞ of the paper, the exact flow; and how far apart they are."""
     products = data["products"].mean("seed").values
     exact = np.diag(data["a_exact"].values[-1])
@@ -25,7 +22,7 @@ def fixed_point_figure(data: xr.Dataset) -> Figure:
         figure = Figure(figsize=(2.08 * COLUMN, 0.72 * COLUMN))
         axes = figure.subplots(1, 4, width_ratios=(1, 1, 1, 1.25))
         for place, (title, matrix) in zip(axes, panels, strict=False):
-            image = place.imshow(matrix, cmap="RdBu_r", vmin=-top, vmax=top)
+            image = place.imshow(matrix, cmap=HEAT, vmin=-top, vmax=top)
             place.set_title(title, fontsize=7.5)
             size = len(matrix)
             place.set_xticks(range(size), [str(i + 1) for i in range(size)])
@@ -75,7 +72,7 @@ def _deviation(axes: Axes, data: xr.Dataset) -> None:
     axes.legend(loc="upper left", fontsize=6, handlelength=1.2, borderaxespad=0.0)
 
 
-def dynamics_figure(data: xr.Dataset) -> Figure:
+def draw_fig2(data: xr.Dataset) -> Figure:
     """a_α(t) with both theories; the conserved quantity; what single modes conserve."""
     with style():
         figure = Figure(figsize=(2.08 * COLUMN, 0.8 * COLUMN))
@@ -86,24 +83,20 @@ def dynamics_figure(data: xr.Dataset) -> Figure:
     return figure
 
 
-def _mode_colour(mode: int) -> str:
-    return (COLOURS[0], COLOURS[2], COLOURS[4], COLOURS[1], COLOURS[3], COLOURS[5])[mode % 6]
-
-
 def _courses(axes: Axes, data: xr.Dataset) -> None:
     epochs = data["epoch"].values
     mean, error = data["a"].mean("seed").values, data["a_error"].values
     for i, s in enumerate(data["eigenvalue"].values):
-        colour = _mode_colour(i)
+        colour = mode_colour(i)
         axes.plot(epochs, mean[:, i], color=colour, label=f"$s = {s:g}$")
         axes.fill_between(
             epochs, mean[:, i] - error[:, i], mean[:, i] + error[:, i], color=colour, alpha=0.2,
             linewidth=0,
         )  # fmt: skip
         axes.plot(epochs, data["a_paper"].values[:, i], **PAPER)
-        axes.plot(epochs, data["a_exact"].values[:, i], **EXACT)
+        axes.plot(epochs, data["a_exact"].values[:, i], **THEORY)
     axes.plot([], [], label="paper (13)", **PAPER)
-    axes.plot([], [], label="exact", **EXACT)
+    axes.plot([], [], label="exact", **THEORY)
     axes.set_xlabel("epochs")
     axes.set_ylabel(r"$a_\alpha = (p_2 q_1)_{\alpha\alpha}$")
     axes.set_title(f"N = {int(data.attrs['context'])}", loc="left")
@@ -117,9 +110,9 @@ def _conserved(axes: Axes, data: xr.Dataset) -> None:
     axes.plot(epochs, -second, color=COLOURS[1], label=r"$-\|q_1\|^2$")
     axes.plot(epochs, first - second, color=COLOURS[2], label=r"$\mathcal{C}$, their sum")
     exact = data["norm_exact"].values
-    axes.plot(epochs, exact, label="exact", **EXACT)
-    axes.plot(epochs, -exact, **EXACT)
-    axes.axhline(0, color="black", linestyle=(0, (4, 3)), linewidth=1.0)
+    axes.plot(epochs, exact, label="exact", **THEORY)
+    axes.plot(epochs, -exact, **THEORY)
+    axes.axhline(0, **THEORY)
     axes.set_xlabel("epochs")
     axes.set_ylabel("squared norms")
     axes.set_title("conserved: the whole", loc="left")
@@ -130,7 +123,7 @@ def _conserved(axes: Axes, data: xr.Dataset) -> None:
 def _drift(axes: Axes, data: xr.Dataset) -> None:
     time = data["drift_time"].values
     for i, s in enumerate(data["eigenvalue"].values):
-        colour = _mode_colour(i)
+        colour = mode_colour(i)
         label = "optimum" if i == 0 else None
         axes.plot(time[1:], data["drift"].values[1:, i], color=colour)
         axes.axhline(
@@ -149,39 +142,3 @@ def _drift(axes: Axes, data: xr.Dataset) -> None:
     axes.set_title("not conserved: a mode", loc="left")
     axes.margins(y=0.12)
     axes.legend(loc="lower left", fontsize=6, handlelength=1.4)
-
-
-def theory_figure(curves: xr.Dataset) -> Figure:
-    """Both theories of one start over time: a_α(t), and the loss with the paper's ½."""
-    rate = float(curves.attrs["epoch_rate"])
-    time = curves["time"].values[1:] / rate
-    clock = r"training time $t/\tau$ = epochs × $\eta P$" if rate == 1 else "epochs"
-    with style():
-        figure = Figure(figsize=(2.08 * COLUMN, 0.85 * COLUMN))
-        left, right = figure.subplots(1, 2)
-        for i, s in enumerate(curves["eigenvalue"].values):
-            colour = _mode_colour(i)
-            name = f"$s = {s:.3g}$" if curves.sizes["mode"] <= 6 else None
-            left.plot(time, curves["exact"].values[1:, i], color=colour, label=name)
-            left.plot(time, curves["paper"].values[1:, i], **{**PAPER, "color": colour})
-            left.plot(
-                time[-1], float(curves["a_optimum"][i]), "_", color=colour, markersize=8,
-                clip_on=False,
-            )  # fmt: skip
-        left.plot([], [], color="0.3", label="exact")
-        left.plot([], [], label="paper (13)", **{**PAPER, "color": "0.3"})
-        left.plot([], [], "_", color="0.3", markersize=8, label="optimum")
-        left.set_ylabel(r"$a_\alpha = p_\alpha q_\alpha$")
-        right.plot(time, curves["exact_loss"].values[1:], color=COLOURS[0], label="exact")
-        right.plot(time, curves["paper_loss"].values[1:], label="paper (14)", **THEORY)
-        right.axhline(
-            float(curves["optimum_loss"]), color=COLOURS[0], linewidth=0.6, linestyle="--",
-            zorder=0,
-        )  # fmt: skip
-        right.set_ylabel(r"loss $\frac{1}{2}\mathbb{E}|y_q - \hat{y}_q|^2$")
-        right.set_ylim(0, None)
-        for axes in (left, right):
-            axes.set_xscale("log")
-            axes.set_xlabel(clock)
-            axes.legend(fontsize=6.5)
-    return figure

@@ -15,8 +15,7 @@ from jaxtyping import Array, Float
 
 from iclflow.diagnostics.detectors import Curvature, autocorrelation_curvature, time_curvature
 from iclflow.diagnostics.spectrum import effective_rank
-from iclflow.diagnostics.stages import Clock, find_stages
-from iclflow.experiments.base import Progress
+from iclflow.diagnostics.stages import Clock
 from iclflow.experiments.linear_transformer_runs import (
     SCALE,
     diagonal,
@@ -25,6 +24,7 @@ from iclflow.experiments.linear_transformer_runs import (
     transformer_task,
 )
 from iclflow.experiments.runs import Variable, first_crossing, labelled
+from iclflow.results.progress import Progress
 from iclflow.theory.linear_transformer import (
     CoupledFlow,
     DecoupledFlow,
@@ -105,7 +105,7 @@ def _staged() -> tuple[dict[str, Variable], TransformerModes]:
             _ranks(jnp.asarray(a)),
             "effective rank (15) of the rest, over its start",
         ),
-        **_detectors(epochs, loss, np.linalg.norm(products, axis=(1, 2)), modes.size),
+        **_detectors(epochs, loss, np.linalg.norm(run["p"][0], axis=(1, 2)), modes.size),
     }
     return variables, modes
 
@@ -124,23 +124,24 @@ def _ranks(a: Float[Array, "T D"]) -> Float[Array, "n T"]:
 def _detectors(
     epochs: np.ndarray, loss: np.ndarray, norm: np.ndarray, count: int
 ) -> dict[str, Variable]:
-    """Curvatures over the logarithm of time, and their most prominent peaks."""
+    """Curvatures over the logarithm of time, and where they are largest as a mode is learned."""
     found: dict[str, Variable] = {}
     log: dict[str, Any] = {"clock": Clock.LOG}
     for name, curve, sign, about in (
         ("autocorrelation", autocorrelation_curvature(epochs, loss, **log), 1, "d²A/d(ln lag)²"),
-        ("norm", time_curvature(epochs, norm, **log), -1, "d²‖p₂q₁‖/d(ln t)²"),
+        ("norm", time_curvature(epochs, norm, **log), -1, "d²‖p₂‖/d(ln t)²"),
         ("baseline", time_curvature(epochs, loss, **log), 1, "d²L/d(ln t)²"),
     ):
         # A norm bends down where a mode has been learned, a loss bends up.
-        peaks = Curvature(curve.time, sign * curve.value).peaks(PROMINENCE, count)
+        bends = Curvature(curve.time, sign * curve.value).peaks(PROMINENCE, count)
         found[f"{name}_time"] = ((f"{name}_point",), curve.time, "epochs")
         found[f"{name}_curvature"] = ((f"{name}_point",), curve.value, about)
-        found[f"{name}_peaks"] = (("mode",), _padded(peaks, count), "epochs of its peaks")
+        found[f"{name}_bends"] = (("mode",), _padded(bends, count), "epochs of its bends")
+        if sign < 0:
+            onsets = _padded(curve.peaks(PROMINENCE, count), count)
+            found[f"{name}_onsets"] = (("mode",), onsets, "epochs of its maxima: a rise begins")
     linear = autocorrelation_curvature(epochs, loss).peaks(1e-4)
     found["linear_peaks"] = (("linear_peak",), linear, "epochs of the peaks of A″(lag) itself")
-    drops = [drop.time for drop in find_stages(epochs[1:], loss[1:], resamples=0).drops]
-    found["drops"] = (("drop",), drops, "epochs of the drops that find_stages finds")
     return found
 
 

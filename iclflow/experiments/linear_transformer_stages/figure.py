@@ -5,13 +5,13 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from iclflow.experiments.linear_transformer.figure import EXACT, PAPER
-from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
+from iclflow.plots.levels import plot_levels
+from iclflow.plots.style import COLOURS, COLUMN, HALF_LOSS, PAPER, THEORY, style
 
-_LEVEL = {"color": "0.8", "linewidth": 0.5, "zorder": 0}
+_MARK = {"color": "0.8", "linewidth": 0.5, "zorder": 0}
 
 
-def stages_figure(data: xr.Dataset) -> Figure:
+def draw_fig3(data: xr.Dataset) -> Figure:
     """The staged loss at N = 200; training at N = 8; the error of the closed form against N."""
     with style():
         figure = Figure(figsize=(2.08 * COLUMN, 0.8 * COLUMN))
@@ -24,21 +24,20 @@ def stages_figure(data: xr.Dataset) -> Figure:
 
 def _staged(axes: Axes, data: xr.Dataset) -> None:
     epochs = data["epoch"].values[1:]
-    for level in data["levels"].values:
-        axes.axhline(level, **_LEVEL)
+    plot_levels(axes, data["levels"].values, names=False)
     axes.plot(epochs, data["loss"].values[1:], color=COLOURS[0], linewidth=1.8, label="simulation")
     axes.plot(epochs, data["loss_paper"].values[1:], label="paper (14)", **PAPER)
-    axes.plot(epochs, data["loss_exact"].values[1:], label="exact", **EXACT)
+    axes.plot(epochs, data["loss_exact"].values[1:], label="exact", **THEORY)
     for i, time in enumerate(data["half_paper"].values):
         axes.annotate(
             f"$t_{i + 1}$", (time, 1), xycoords=("data", "axes fraction"), xytext=(2, -7),
             textcoords="offset points", fontsize=6.5, color="0.35",
         )  # fmt: skip
-        axes.axvline(time, **_LEVEL)
+        axes.axvline(time, **_MARK)
     axes.set_xscale("log")
     axes.set_ylim(0, 1.15 * float(data["loss"][0]))
     axes.set_xlabel("epochs")
-    axes.set_ylabel(r"loss $\frac{1}{2}\mathbb{E}|y_q - \hat{y}_q|^2$")
+    axes.set_ylabel(HALF_LOSS)
     axes.set_title(f"N = {int(data.attrs['staged_context'])}: plateaus and cliffs", loc="left")
     axes.legend(loc="lower left", fontsize=6, handlelength=1.6, bbox_to_anchor=(0.0, 0.1))
 
@@ -48,7 +47,7 @@ def _small(axes: Axes, data: xr.Dataset) -> None:
     name = "SGD" if str(data.attrs["small_training"]).startswith("SGD") else "simulation"
     axes.plot(time, data["small_loss"].values[1:], color=COLOURS[0], linewidth=1.8, label=name)
     axes.plot(time, data["small_loss_paper"].values[1:], label="paper (14)", **PAPER)
-    axes.plot(time, data["small_loss_exact"].values[1:], label="exact", **EXACT)
+    axes.plot(time, data["small_loss_exact"].values[1:], label="exact", **THEORY)
     axes.set_xscale("log")
     axes.set_xlim(1, time[-1])
     axes.set_xlabel(r"epochs × $\eta P$")
@@ -81,12 +80,12 @@ _DETECTORS = (
         "lag, epochs",
         "loss autocorrelation",
     ),
-    ("norm", r"$\mathrm{d}^2 \|p_2 q_1\|/\mathrm{d}(\ln t)^2$", "epochs", "norm of the weights"),
+    ("norm", r"$\mathrm{d}^2 \|p_2\|/\mathrm{d}(\ln t)^2$", "epochs", r"norm $\|p_2\|$"),
     ("baseline", r"$\mathrm{d}^2 L/\mathrm{d}(\ln t)^2$", "epochs", "loss (baseline)"),
 )
 
 
-def detectors_figure(data: xr.Dataset) -> Figure:
+def draw_fig4(data: xr.Dataset) -> Figure:
     """Three curvatures, their peaks marked, beside the half-times of the modes; the ranks."""
     with style():
         figure = Figure(figsize=(2.08 * COLUMN, 1.25 * COLUMN))
@@ -107,10 +106,10 @@ def _curvature(axes: Axes, data: xr.Dataset, name: str) -> None:
         label = r"$a_\alpha = a_\infty/2$" if i == 0 else None
         axes.axvline(half, color="0.55", linewidth=0.8, linestyle=(0, (4, 3)), label=label)
     axes.plot(time, values, color=COLOURS[0])
-    peaks = data[f"{name}_peaks"].values
+    bends = data[f"{name}_bends"].values
     axes.plot(
-        peaks, np.interp(peaks, time, values), "v" if name != "norm" else "^", color=COLOURS[1],
-        markersize=4, label="peaks",
+        bends, np.interp(bends, time, values), "v" if name != "norm" else "^", color=COLOURS[1],
+        markersize=4, label="a mode learned",
     )  # fmt: skip
     axes.set_xscale("log")
     axes.set_xlim(4, time[-1])

@@ -18,7 +18,6 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from iclflow.dynamics import Flow
 from iclflow.dynamics.chebyshev import Chebyshev
-from iclflow.experiments.base import Progress
 from iclflow.experiments.four_inputs import (
     CONTEXT,
     DATA_KEY,
@@ -28,25 +27,16 @@ from iclflow.experiments.four_inputs import (
     four_input_moments,
     four_input_task,
 )
-from iclflow.experiments.low_rank.claims import claims_fig4, claims_fig8, claims_fig9
 from iclflow.experiments.runs import Variable, first_crossing, labelled, trained
 from iclflow.losses import Moments, Population
 from iclflow.models import Blocks, Separate, SeparateInitialiser, draw_model
 from iclflow.models.base import AbstractInitialiser
+from iclflow.results.progress import Progress
 from iclflow.tasks.spectra import named_spectrum
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.staircase import Staircase, staircase
 from iclflow.theory.fixed_points.levels import plateau_losses
 from iclflow.theory.fixed_points.points import FixedPoint
-
-__all__ = [
-    "claims_fig4",
-    "claims_fig8",
-    "claims_fig9",
-    "compute_fig4",
-    "compute_fig8",
-    "compute_fig9",
-]
 
 # Figs 4 and 9. λ ∝ 1/d as their captions say; the published command has λ ∝ d.
 SPECTRUM = "power:1"

@@ -6,11 +6,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
+from iclflow.plots.levels import LEVEL, plot_levels
+from iclflow.plots.style import COLOURS, COLUMN, LOSS, THEORY, TIME, style
 
 _QUIET = "0.45"
 FIRST = 300.0  # t/τ at which the axis begins; nothing happens before
-NAME_HEIGHT = 0.07  # of the loss axis
+_LONG = {"color": "black", "linewidth": 0.9}  # levels of the long plateaus
 
 
 def draw_fig4(data: xr.Dataset) -> Figure:
@@ -22,13 +23,15 @@ def draw_fig4(data: xr.Dataset) -> Figure:
         for i, (axes, rank) in enumerate(zip(panels.flat, ranks, strict=True)):
             _staircases(axes, data.sel(rank=rank), rank, float(data["clock"].max()), i == 0)
             if i % 2 == 0:
-                axes.set_ylabel(r"loss $\mathbb{E}(y_q - \hat{y}_q)^2$")
+                axes.set_ylabel(LOSS)
             if i >= 2:
-                axes.set_xlabel(r"training time $t/\tau$ ")
+                axes.set_xlabel(TIME)
         handles = [
             Line2D([], [], color=COLOURS[0], label=_simulation(data.sizes["seed"])),
-            Line2D([], [], **THEORY, label=r"$L(\mathcal{M}_m)$, $m$ a multiple of $R$"),
-            Line2D([], [], color=_QUIET, linestyle=":", linewidth=0.7, label="other levels"),
+            Line2D(
+                [], [], **{**LEVEL, **_LONG}, label=r"$L(\mathcal{M}_m)$, $m$ a multiple of $R$"
+            ),
+            Line2D([], [], **LEVEL, label="other levels"),
         ]
         figure.legend(handles=handles, loc="outside upper center", ncols=3)
     return figure
@@ -41,25 +44,9 @@ def _staircases(axes: Axes, runs: xr.Dataset, rank: int, end: float, first: bool
     clock = runs["clock"].values
     levels = runs["levels"].values
     last = len(levels) - 1
-    for m, level in enumerate(levels):
-        long = m % rank == 0 or m == last
-        look = {**THEORY, "linewidth": 0.9} if long else {"color": _QUIET, "linestyle": ":"}
-        axes.axhline(level, **{"linewidth": 0.7, **look}, zorder=0)
     shades = COLOURS[0], COLOURS[5]
     for i, loss in enumerate(runs["loss"].values):
         axes.plot(clock, loss, color=shades[i % 2], linewidth=0.9, alpha=0.85)
-    named, pushed = np.inf, 0.0
-    for m in sorted({*range(0, last, rank), last}):
-        # Levels crowd at the bottom: names give way to the last one, or are left out.
-        aside = -pushed if m == last else max(0.0, NAME_HEIGHT - levels[m] + levels[-1]) / 2
-        if m != last and named - levels[m] - aside < NAME_HEIGHT:
-            continue
-        named, pushed = levels[m] + aside, aside
-        axes.annotate(
-            rf"$L(\mathcal{{M}}_{{{m}}})$", (1, named), xytext=(3, 0),
-            xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
-            fontsize=6.5, annotation_clip=False,
-        )  # fmt: skip
     axes.set_title(f"rank $R = {rank}$")
     # Each plateau is longer than all before it together; a linear axis shows the last one only.
     axes.set_xscale("log")
@@ -72,6 +59,9 @@ def _staircases(axes: Axes, runs: xr.Dataset, rank: int, end: float, first: bool
             xytext=(3, -12), textcoords="offset points", va="top", fontsize=6.5, color=_QUIET,
         )  # fmt: skip
     axes.set_ylim(0, 1.05)
+    long = sorted({*range(0, last, rank), last})
+    plot_levels(axes, levels, which=[m for m in range(last) if m not in long], names=False)
+    plot_levels(axes, levels, which=long, **_LONG)
 
 
 def draw_fig8(data: xr.Dataset) -> Figure:
@@ -85,16 +75,10 @@ def draw_fig8(data: xr.Dataset) -> Figure:
             run = data.sel(rank=rank).isel(seed=0)
             clock = run["clock"].values
             top, bottom = panels[:, column]
-            for m, level in enumerate(run["levels"].values):
-                top.axhline(level, **{**THEORY, "color": _QUIET, "linewidth": 0.7}, zorder=0)
-                if column == len(ranks) - 1:
-                    top.annotate(
-                        rf"$L(\mathcal{{M}}_{m})$", (1, level), xycoords=("axes fraction", "data"),
-                        xytext=(3, 0), textcoords="offset points", va="center", fontsize=6.5,
-                    )  # fmt: skip
             top.plot(clock, run["loss"].values, color="black")
             top.set_title(f"rank $R = {rank}$")
             top.set_ylim(0, 1.05)
+            plot_levels(top, run["levels"].values, names=column == len(ranks) - 1)
             ended = np.abs(run["values"].values[-1])
             signs = np.where(run["values"].values[-1] < 0, -1, 1)
             for place, head in enumerate(np.argsort(-ended)):
@@ -108,8 +92,8 @@ def draw_fig8(data: xr.Dataset) -> Figure:
                 if value > 0:
                     bottom.axhline(value, color=_QUIET, linestyle=":", linewidth=0.8, zorder=0)
             bottom.set_xlim(0, window)
-            bottom.set_xlabel(r"training time $t/\tau$")
-        panels[0, 0].set_ylabel(r"loss $\mathbb{E}(y_q - \hat{y}_q)^2$")
+            bottom.set_xlabel(TIME)
+        panels[0, 0].set_ylabel(LOSS)
         panels[1, 0].set_ylabel(r"value weights $\pm v_i$")
         handles = [
             Line2D([], [], color=COLOURS[0], label="simulation (a colour a head)"),

@@ -10,9 +10,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from iclflow.diagnostics import find_stages
 from iclflow.dynamics import Descent
-from iclflow.experiments.base import Claim, Progress
 from iclflow.experiments.four_inputs import (
     CONTEXT,
     QUICK_SEQUENCES,
@@ -26,14 +24,15 @@ from iclflow.experiments.runs import (
     Variable,
     at,
     clock,
+    drop_counts,
     first_crossing,
     labelled,
     spread,
     trained,
 )
-from iclflow.experiments.saddle_to_saddle.claims import staircase_claims
 from iclflow.losses import Population, Sequences
 from iclflow.models import Blocks, ConvNet, Separate, draw_model, draw_models
+from iclflow.results.progress import Progress
 from iclflow.runs.simulate import simulate
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.scalar_ode import X_MID, paper_duration, value_course
@@ -103,8 +102,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     }
     variables |= _run_variables("", sample, time, levels)
     variables |= _run_variables("population_", population, time, levels)
-    stages = [find_stages(time, row, resamples=0) for row in sample["loss"]]
-    counts = [len(s.drops) for s in stages]
+    counts = drop_counts(time, sample["loss"])
     variables["drop_count"] = (("seed",), counts, "drops found by the detector")
     for prefix in ("", "population_"):
         values, drops = variables[f"{prefix}values"][1], variables[f"{prefix}drop_time"][1]
@@ -267,8 +265,3 @@ def _conserved(whole: dict[str, np.ndarray], half: dict[str, np.ndarray]) -> np.
         return float(np.abs(kept[:, :, -1] - kept[:, :, 0]).max())
 
     return np.array([drift(whole), drift(half)])
-
-
-def claims(data: xr.Dataset) -> list[Claim]:
-    """Everything the paper says about the staircase of Figs 3 and 7."""
-    return staircase_claims(data)

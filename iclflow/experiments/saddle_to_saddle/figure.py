@@ -5,12 +5,11 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
+from iclflow.plots.levels import plot_levels
+from iclflow.plots.style import COLOURS, COLUMN, HEAT, THEORY, TIME, style
 
-HEAT = "RdBu_r"
 
-
-def saddle_to_saddle_figure(data: xr.Dataset) -> Figure:
+def draw_fig3(data: xr.Dataset) -> Figure:
     """(a) six seeds, the paper's window and the whole run; (b) value weights; (c) keys."""
     with style():
         figure = Figure(figsize=(2.08 * COLUMN, 1.62 * COLUMN))
@@ -20,29 +19,23 @@ def saddle_to_saddle_figure(data: xr.Dataset) -> Figure:
         plot_staircase(panels[0], data)
         panels[0].set_xlim(0, window)
         panels[0].set_title("(a) the paper's window", loc="left")
-        plot_staircase(panels[1], data)
+        _name_worst(panels[0], data, window)
+        plot_staircase(panels[1], data, names=True)
         panels[1].set_xscale("log")
         panels[1].set_xlim(0.4 * float(data["drop_time"].min()), float(data["time"][-1]))
         panels[1].axvspan(1e-9, window, color="0.93", zorder=-2, linewidth=0)
         panels[1].set_title("until every seed is done", loc="left")
         panels[1].set_ylabel("")
         panels[1].get_legend().remove()
-        for m, level in enumerate(data["levels"].values):
-            panels[1].annotate(
-                rf"$L(\mathcal{{M}}_{m})$", (1.0, level), xytext=(2, 0), va="center",
-                xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=6.5,
-            )  # fmt: skip
         plot_values(panels[2], data)
         panels[2].set_title("(b) value weights of one run", loc="left")
         plot_keys(bottom, data)
     return figure
 
 
-def plot_staircase(axes: Axes, data: xr.Dataset) -> Axes:
-    """Loss of every seed, the predicted staircase dashed, the levels L(M_m) grey."""
+def plot_staircase(axes: Axes, data: xr.Dataset, *, names: bool = False) -> Axes:
+    """Loss of every seed, the predicted staircase dashed, the levels L(M_m) dotted."""
     time = data["time"].values
-    for level in data["levels"].values:
-        axes.axhline(level, color="0.55", linewidth=0.6, linestyle=(0, (4, 3)), zorder=0)
     for s in range(data.sizes["seed"]):
         colour = COLOURS[s % len(COLOURS)]
         axes.plot(time, data["loss"].values[s], color=colour, linewidth=1.3)
@@ -50,10 +43,23 @@ def plot_staircase(axes: Axes, data: xr.Dataset) -> Axes:
     axes.plot([], [], color="0.3", label="simulation")
     axes.plot([], [], label="predicted from $W(0)$", **{**THEORY, "linewidth": 0.6})
     axes.set_ylim(0, 1.08 * float(data["levels"][0]))
-    axes.set_xlabel(r"training time $t/\tau$")
+    plot_levels(axes, data["levels"].values, names=names)
+    axes.set_xlabel(TIME)
     axes.set_ylabel("loss")
     axes.legend(loc="upper right", bbox_to_anchor=(1.0, 0.94), handlelength=1.6)
     return axes
+
+
+def _name_worst(axes: Axes, data: xr.Dataset, window: float) -> None:
+    """How far the worst of the predicted drops in the window is off."""
+    measured, predicted = data["drop_time"].values, data["staircase_time"].values
+    off = np.where(np.maximum(measured, predicted) < window, predicted / measured - 1, 0.0)
+    seed, drop = np.unravel_index(np.nanargmax(np.abs(off)), off.shape)
+    axes.annotate(
+        f"predicted {abs(off[seed, drop]):.0%} {'late' if off[seed, drop] > 0 else 'early'}",
+        (float(predicted[seed, drop]), float(data["levels"][drop + 1])), xytext=(0, -3),
+        textcoords="offset points", fontsize=6, ha="center", va="top",
+    )  # fmt: skip
 
 
 def plot_values(axes: Axes, data: xr.Dataset) -> Axes:
@@ -77,7 +83,7 @@ def plot_values(axes: Axes, data: xr.Dataset) -> Axes:
     axes.plot([], [], color=shades[1], linewidth=1.6, label="simulation")
     axes.plot([], [], color=COLOURS[1], linewidth=0.9, linestyle=(0, (4, 3)), label="(26)")
     axes.set_xlim(0, end)
-    axes.set_xlabel(r"training time $t/\tau$")
+    axes.set_xlabel(TIME)
     axes.set_ylabel("$v_i$")
     low, high = axes.get_ylim()
     axes.set_ylim(low, high + 0.28 * (high - low))
@@ -109,7 +115,7 @@ def plot_keys(figure, data: xr.Dataset) -> None:
     figure.colorbar(image, ax=list(panels), shrink=0.8, pad=0.01, label="key weight")
 
 
-def plateau_times_figure(data: xr.Dataset) -> Figure:
+def draw_fig7(data: xr.Dataset) -> Figure:
     """Fig. 7: the times t_1 … t_D on one run, and the durations against two predictions."""
     with style():
         figure = Figure(figsize=(2.08 * COLUMN, 0.78 * COLUMN))
@@ -123,23 +129,16 @@ def _marked_run(axes: Axes, data: xr.Dataset) -> None:
     run = data.isel(seed=data.attrs["shown_seed"])
     times = run["drop_time"].values
     axes.plot(run["time"], run["loss"], color="black")
-    for level in data["levels"].values:
-        axes.axhline(level, color="0.6", linewidth=0.6, linestyle=(0, (4, 3)), zorder=0)
     for d, t in enumerate(times):
         axes.axvline(t, color=COLOURS[0], linewidth=0.8, zorder=0)
         axes.annotate(
             f"$t_{d + 1}$", (t, 1.0), xycoords=("data", "axes fraction"), xytext=(0, 2),
             textcoords="offset points", ha="center", va="bottom", color=COLOURS[0],
         )  # fmt: skip
-    end = 1.2 * times[-1]
-    for m, level in enumerate(data["levels"].values):
-        axes.annotate(
-            rf"$L(\mathcal{{M}}_{m})$", (end, level), xytext=(3, 0), va="center",
-            textcoords="offset points", fontsize=7, annotation_clip=False,
-        )  # fmt: skip
-    axes.set_xlim(0, end)
+    axes.set_xlim(0, 1.2 * times[-1])
     axes.set_ylim(0, 1.08 * float(data["levels"][0]))
-    axes.set_xlabel(r"training time $t/\tau$")
+    plot_levels(axes, data["levels"].values, fontsize=7)
+    axes.set_xlabel(TIME)
     axes.set_ylabel("loss")
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array
 
-from iclflow.experiments.base import Progress
 from iclflow.experiments.runs import labelled
 from iclflow.models import ConvNet, Separate
 from iclflow.models.networks import cubic_features
+from iclflow.results.progress import Progress
 from iclflow.tasks.task import Task
 
 SPECTRUM, CONTEXT, HEADS = (0.5, 0.3, 0.2), 4, 2

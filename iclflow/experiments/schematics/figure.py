@@ -7,9 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Rectangle
 
-from iclflow.plots.style import COLOURS, COLUMN, style
+from iclflow.plots.style import COLOURS, COLUMN, HEAT, style
 
-HEAT = "RdBu_r"
 INK = "0.25"
 
 
@@ -68,7 +67,7 @@ def draw_merged(axes: Axes) -> Axes:
     return axes
 
 
-def schematics_figure(data: xr.Dataset) -> Figure:
+def draw(data: xr.Dataset) -> Figure:
     """Fig. 2 with the numbers of one prompt: a sum of three-layer convolutional networks."""
     with style():
         figure = Figure(figsize=(2.08 * COLUMN, 2.75))

@@ -1,4 +1,4 @@
-"""Softmax attention has the same drops: merged one, separate several (Figs 1 and 3 of v2).
+"""Softmax attention drops too: merged once, separate several times (Figs 1 and 3 of v2).
 
 Softmax attention is linear in no fixed features, so it trains on the sequences themselves, and
 fewer of them. They come in fours, (±w, ±x_q), besides being matched in moments: odd averages
@@ -15,15 +15,14 @@ import numpy as np
 import xarray as xr
 from jaxtyping import PRNGKeyArray
 
-from iclflow.diagnostics import find_stages
 from iclflow.dynamics import Flow
 from iclflow.dynamics.chebyshev import Chebyshev
-from iclflow.experiments.base import Claim, Progress, near
 from iclflow.experiments.four_inputs import CONTEXT, DATA_KEY, four_input_task
 from iclflow.experiments.runs import Variable, labelled, trained
 from iclflow.losses import AbstractLoss, Moments, ReducedFeatures, Sequences
 from iclflow.models import AbstractInitialiser, Merged, Separate
 from iclflow.models.softmax import SoftmaxInitialiser
+from iclflow.results.progress import Progress
 from iclflow.tasks.task import Task
 from iclflow.theory.fixed_points.levels import plateau_losses
 
@@ -96,44 +95,3 @@ def in_fours(task: Task, sequences: int, key: PRNGKeyArray) -> Sequences:
 def _moments(sequences: Sequences) -> Moments:
     """What linear attention needs of the same sequences."""
     return Moments.of(sequences.prompts, lengths=sequences.lengths, features=ReducedFeatures())
-
-
-def claims(data: xr.Dataset) -> list[Claim]:
-    """One drop against several, counted by the detector of plateaus."""
-    merged = _drops(data, "merged")
-    separate = _drops(data, "separate")
-    fewest = min(separate)
-    return [
-        near(
-            "v2-softmax-merged", "softmax attention with merged key and query drops once",
-            "Fig. 1, v2", 1.0, float(max(merged, key=lambda n: abs(n - 1))), 0.0, "a count",
-            f"drops found on a logarithmic clock{_linear(data, 'merged')}",
-        ),
-        Claim(
-            "v2-softmax-separate", "softmax attention with separate key and query drops several "
-            "times", "Fig. 3, v2", "at least 2", float(fewest), 2.0, fewest >= 2, "a count",
-            f"drops of each seed {_listed(separate)}{_linear(data, 'separate')}; drops that "
-            f"overlap count as one, so with a quarter of the time resolution "
-            f"{_listed(_drops(data, 'separate', coarser=4))}",
-        ),
-    ]  # fmt: skip
-
-
-def _drops(data: xr.Dataset, name: str, coarser: int = 1) -> list[int]:
-    time = data[f"{name.removesuffix('_linear')}_time"].values
-    return [
-        # Drops are close to one another here, so every save point counts.
-        len(find_stages(time, loss, resamples=0, resolution=time.size // coarser).drops)
-        for loss in data[name].values
-    ]
-
-
-def _linear(data: xr.Dataset, name: str) -> str:
-    """The drops of linear attention in the same time, where it was trained too."""
-    if f"{name}_linear" not in data:
-        return ""
-    return f"; linear attention in the same time {_listed(_drops(data, f'{name}_linear'))}"
-
-
-def _listed(counts: list[int]) -> str:
-    return ", ".join(str(count) for count in counts)

@@ -4,7 +4,8 @@ import xarray as xr
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
+from iclflow.plots.levels import LEVEL, plot_levels
+from iclflow.plots.style import COLOURS, COLUMN, LOSS, THEORY, TIME, style
 
 
 def draw(data: xr.Dataset) -> Figure:
@@ -14,34 +15,24 @@ def draw(data: xr.Dataset) -> Figure:
         figure = Figure(figsize=(2 * COLUMN, 0.9 * COLUMN))
         left, right = figure.subplots(1, 2, sharey=True)
         for axes, name, shown in (
-            (left, "merged", (0, len(levels) - 1)),
-            (right, "separate", range(len(levels))),
+            (left, "merged", levels[[0, -1]]),
+            (right, "separate", levels),
         ):
             time = data[f"{name}_time"].values
-            for m in shown:
-                axes.axhline(levels[m], color="0.45", linestyle=":", linewidth=0.8, zorder=0)
-                text = (
-                    rf"$L(\mathcal{{M}}_{m})$"
-                    if name == "separate"
-                    else (r"$L(0)$" if m == 0 else r"$L_*$")
-                )
-                axes.annotate(
-                    text, (1, levels[m]), xycoords=("axes fraction", "data"), xytext=(3, 0),
-                    textcoords="offset points", va="center", fontsize=6.5,
-                )  # fmt: skip
             for i, loss in enumerate(data[name].values):
                 axes.plot(time, loss, color=COLOURS[i], linewidth=1.5)
                 if f"{name}_linear" in data:
                     axes.plot(time, data[f"{name}_linear"].values[i], **THEORY)
             axes.set_xlim(0, time[-1])
             axes.set_ylim(0, 1.1)
-            axes.set_xlabel(r"training time $t/\tau$")
+            plot_levels(axes, shown)
+            axes.set_xlabel(TIME)
         left.set_title("merged key and query")
         right.set_title("separate key and query, rank one")
-        left.set_ylabel(r"loss $\mathbb{E}(y_q - \hat{y}_q)^2$")
+        left.set_ylabel(LOSS)
         handles = [
             Line2D([], [], color=COLOURS[0], linewidth=1.5, label="softmax (a colour a seed)"),
-            Line2D([], [], color="0.45", linestyle=":", linewidth=0.8, label="levels (24), linear"),
+            Line2D([], [], **LEVEL, label="levels (24), linear"),
         ]
         if "merged_linear" in data:
             label = "linear attention, same start and data"

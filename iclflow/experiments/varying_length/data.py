@@ -13,7 +13,6 @@ import numpy as np
 import xarray as xr
 
 from iclflow.dynamics import Descent
-from iclflow.experiments.base import Claim, Progress, below, near
 from iclflow.experiments.four_inputs import CONTEXT, ROTATION_KEY, SPECTRUM, seed_count
 from iclflow.experiments.runs import (
     Variable,
@@ -26,6 +25,7 @@ from iclflow.experiments.runs import (
 )
 from iclflow.losses import Moments, Population
 from iclflow.models import Blocks, Merged, Separate, draw_models
+from iclflow.results.progress import Progress
 from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.one_drop import merged_course
@@ -157,54 +157,3 @@ def _conventions() -> dict[str, Variable]:
         "harmonic_levels": (("level",), fixed(float(np.mean(1 / n))), "(24) with the mean of 1/n"),
         "mean_levels": (("level",), fixed(1 / float(n.mean())), "(24) with the mean of n"),
     }
-
-
-def claims(data: xr.Dataset) -> list[Claim]:
-    """Levels, one and several drops, the harmonic mean."""
-    levels = data["levels"].values
-    sequences = int(data.attrs["sequences"])
-    error = np.abs(data["plateau_loss"].values - levels).max()
-    # Task vectors are whitened, and a sequence has as many targets as lengths: Var y² = 2 (wᵀΛw)².
-    targets = sequences * data.sizes["length"]
-    deviation = np.sqrt(2 * (1 + 2 * sum(v**2 for v in SPECTRUM)) / targets)
-    final = data["merged_loss"].isel(merged_mark=-1).values
-    gap = np.abs(data["length_trained"] / data["length_best"] - 1).max()
-    off = abs(float(data["mean_levels"][-1] / data["pairs_levels"][-1]) - 1)
-    return [
-        below(
-            "varying-length-levels",
-            "Averaged over lengths, the plateaus lie at the levels of the averaged moments",
-            "(24), E3",
-            float(error),
-            float(3 * deviation),
-            "three standard errors of the mean of all squared labels",
-            f"P = {sequences:,}, each at {data.sizes['length']} lengths",
-        ),
-        near(
-            "varying-length-end",
-            "Merged attention ends at the last of these levels",
-            "(16), E3",
-            float(levels[-1]),
-            float(final.mean()),
-            float(3 * deviation),
-            "three standard errors of the mean of all squared labels",
-        ),
-        below(
-            "varying-length-by-length",
-            "The trained model has the closed form's loss at every length",
-            "E3",
-            float(gap),
-            float(3 * 60 / sequences),
-            "a regression on 60 features loses 60/P of the least loss; three times that",
-            "largest relative difference over the lengths, population loss",
-        ),
-        below(
-            "varying-length-harmonic-mean",
-            "Divided by the number of pairs, N is the harmonic mean of the lengths",
-            "E3",
-            float(np.abs(data["harmonic_levels"] - data["pairs_levels"]).max()),
-            1e-12,
-            "rounding",
-            f"with the arithmetic mean the last level would be off by {off:.0%}",
-        ),
-    ]

@@ -13,10 +13,10 @@ from jaxtyping import Array, PRNGKeyArray
 
 from iclflow.dynamics import Descent
 from iclflow.dynamics.sharpness import reference_minimum
-from iclflow.experiments.base import Claim, Progress, near
 from iclflow.experiments.runs import Variable, labelled
 from iclflow.losses import Moments
 from iclflow.models import Blocks, Merged, draw_model
+from iclflow.results.progress import Progress
 from iclflow.runs.simulate import simulate
 from iclflow.tasks.prompts import PromptSet
 from iclflow.tasks.task import Task
@@ -76,39 +76,3 @@ def _relax(losses: Moments, like: Merged) -> tuple[Array, Array, Array]:
         return run.loss[0] - run.loss[1], jnp.sqrt(jnp.mean(blocks**2)), run.loss[1]
 
     return eqx.filter_vmap(one)(losses)
-
-
-def slope(data: xr.Dataset, name: str) -> tuple[float, float]:
-    """Mean over datasets of d ln(quantity)/d ln P, and its standard error."""
-    logs = np.log(data[name].values)
-    x = np.log(data["count"].values.astype(float))
-    x = x - x.mean()
-    slopes = logs @ x / (x @ x)
-    return float(slopes.mean()), float(slopes.std(ddof=1) / np.sqrt(len(slopes)))
-
-
-def claims(data: xr.Dataset) -> list[Claim]:
-    """The two powers of P."""
-    found = []
-    for name, power, id_, statement in (
-        ("blocks", -0.5, "zero-blocks-size", "On P sequences the extra blocks grow to P^(-1/2)"),
-        ("gap", -1.0, "zero-blocks-loss", "They lower the training loss by an amount ~ 1/P"),
-    ):
-        measured, error = slope(data, name)
-        found.append(
-            near(
-                id_,
-                f"{statement}: slope at convergence",
-                "App. C.1, E.1 (beyond the paper)",
-                power,
-                measured,
-                3 * error,
-                f"three standard errors over {data.sizes['dataset']} datasets",
-                f"P from {int(data['count'][0]):,} to {int(data['count'][-1]):,}; loss gained "
-                f"times P at the largest: "
-                f"{float(data['gap'].isel(count=-1).mean() * data['count'][-1]):.3g}"
-                if name == "gap"
-                else "",
-            )
-        )
-    return found

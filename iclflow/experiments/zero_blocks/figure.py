@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
 
 
-def zero_blocks_figure(data: xr.Dataset) -> Figure:
+def draw(data: xr.Dataset) -> Figure:
     """Two panels with the powers P^(-1/2) and 1/P beside."""
     with style():
         figure = Figure(figsize=(1.6 * COLUMN, 0.75 * COLUMN))

@@ -13,7 +13,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from iclflow.diagnostics.curvature import hessian_product, top_eigenvalues
+from iclflow.diagnostics.curvature import hessian_vector_product, top_eigenvalues
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
 from iclflow.theory.fixed_points.conserved import conservation_drift, conserved_quantities
@@ -69,7 +69,7 @@ def _spectra(
     def spectrum(model: AbstractModel) -> Float[Array, " k"]:
         weights, static = eqx.partition(model, eqx.is_inexact_array)
         flat, unravel = ravel_pytree(weights)
-        product = hessian_product(lambda w: loss(eqx.combine(unravel(w), static)), flat)
+        product = hessian_vector_product(lambda w: loss(eqx.combine(unravel(w), static)), flat)
         top = min(TOP_EIGENVALUES, flat.size)
         return top_eigenvalues(product, flat.size, jax.random.key(0), count=top, steps=products)
 

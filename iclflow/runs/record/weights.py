@@ -1,25 +1,54 @@
 """The models back from the weights that a run recorded."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import xarray as xr
 
-from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
+from iclflow.models import (
+    MLP,
+    AbstractInitialiser,
+    AbstractModel,
+    ConvNet,
+    Merged,
+    Separate,
+    empty_model,
+)
+
+MISSING = (
+    "the run did not record its weights; record them, for example "
+    "iclflow simulate --record loss,weights --out run.nc"
+)
 
 
-def recorded_models(run: xr.Dataset, init: AbstractInitialiser) -> AbstractModel:
+LAYERS = (Merged, Separate, MLP, ConvNet)  # known by the names of their weights
+
+
+def recorded_models(run: xr.Dataset, init: AbstractInitialiser | None = None) -> AbstractModel:
     """The models of one run that recorded `weights`, stacked along time.
 
-    `init` is what drew the first of them: it says which model it was.
+    `init` is what drew the first of them: it says which model it was. Without it, only single
+    layers are known, and softmax attention counts as the attention inside.
     """
+    if init is None:
+        return _layers(run)
     like = empty_model(init)
     names = like.weights()
-    missing = [name for name in names if name not in run]
-    if missing:
-        raise ValueError(
-            f"the run did not record its weights ({missing[0]} is not there); record them, for "
-            f"example iclflow simulate --record loss,weights --out run.nc"
-        )
+    if any(name not in run for name in names):
+        raise ValueError(MISSING)
     count = run.sizes["time"]
     arrays = {n: jnp.asarray(run[n].values).reshape(count, *a.shape) for n, a in names.items()}
     return jax.vmap(like.with_weights)(arrays)
+
+
+def _layers(run: xr.Dataset) -> AbstractModel:
+    for kind in LAYERS:
+        fields = dataclasses.fields(kind)
+        needed = [field.name for field in fields if field.default is dataclasses.MISSING]
+        if all(name in run for name in needed):
+            arrays = {f.name: jnp.asarray(run[f.name].values) for f in fields if f.name in run}
+            # One output: value weights were recorded as a number a head.
+            wide = {n: a[:, :, None, None] if a.ndim == 2 else a for n, a in arrays.items()}
+            return jax.vmap(lambda one, kind=kind: kind(**one))(wide)
+    raise ValueError(MISSING)

@@ -96,7 +96,7 @@ class Ridge(AbstractPredictor):
         raise ValueError("ridge regression has no closed population loss; use `monte_carlo_loss`")
 
 
-class GradientDescent(AbstractPredictor):
+class GradientSteps(AbstractPredictor):
     """k steps w ← w + P (β - Λ̂ w) from zero; P = η I is plain descent on |Y - X w|²/(2n).
 
     n is the prompt's normaliser. One step is linear in β: see `gradient_step`, which has the

@@ -1,0 +1,119 @@
+"""A figure and where it comes from, as objects that import no science until they are used."""
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A function, its module imported when it is called: a table of figures is quick to read."""
+
+    module: str
+    name: str
+
+    def resolve(self) -> Callable[..., Any]:
+        """The function itself."""
+        return getattr(importlib.import_module(self.module), self.name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        return self.resolve()(*args, **kwargs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A module whose attributes are functions not imported yet."""
+
+    name: str
+
+    def __getattr__(self, function: str) -> Function:
+        """The function of that name; a test resolves every one that a figure has."""
+        if function.startswith("_"):
+            raise AttributeError(function)
+        return Function(self.name, function)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where data and claims come from. Figures may share one: its claims go with the first.
+
+    - `compute`: `(*, quick, progress)` to the Dataset that the figures show.
+    - `claims`: Dataset to the claims that it settles.
+    - `controls`: Dataset to altered ones, claim by claim, that turn its verdict round.
+    - `shares`: sources with the same word share training data or programs.
+    - `resumes`: `compute` takes a `folder` too, and goes on from the checkpoints in it.
+    """
+
+    compute: Function
+    claims: Function
+    controls: Function
+    shares: str = ""
+    resumes: bool = False
+
+    @property
+    def shared(self) -> str:
+        """A name for the training data; that of the module if nothing else was said."""
+        return self.shares or self.module
+
+    @property
+    def module(self) -> str:
+        """The module that computes."""
+        return self.compute.module
+
+    @property
+    def name(self) -> str:
+        """A name for files."""
+        last = self.module.removesuffix(".data").rpartition(".")[2]
+        part = self.compute.name.removeprefix("compute").lstrip("_")
+        return f"{last}-{part}" if part else last
+
+    def file(self, quick: bool) -> str:
+        """Where its data go in a report; quick data never replace those at paper scale."""
+        return f"data/{self.name}{'-quick' if quick else ''}.nc"
+
+    def checkpoints(self, quick: bool) -> str:
+        """Where its checkpoints go in a report."""
+        return f"checkpoints/{self.name}{'-quick' if quick else ''}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """One figure of the report.
+
+    - `label`: what the paper calls it.
+    - `draw`: Dataset to a matplotlib figure.
+    - `group`: figures that `all` leaves out are asked for by this name.
+    """
+
+    name: str
+    label: str
+    title: str
+    source: Source
+    draw: Function
+    caption: str
+    alt: str
+    group: str = ""
+
+    def __post_init__(self) -> None:
+        """Captions are written over several lines."""
+        for field in ("caption", "alt"):
+            object.__setattr__(self, field, " ".join(getattr(self, field).split()))
+
+
+class Folder:
+    """The three modules of an experiment, from the name of its package."""
+
+    def __init__(self, package: str):
+        self.data, self.claims, self.figure = (
+            Module(f"{package}.{part}") for part in ("data", "claims", "figure")
+        )
+
+    def source(self, part: str = "", *, shares: str = "", resumes: bool = False) -> Source:
+        """`compute`, `claims` and `controls`, with a suffix where an experiment has several."""
+        compute = getattr(self.data, f"compute{part}")
+        claims, controls = (
+            getattr(self.claims, f"{name}{part}") for name in ("claims", "controls")
+        )
+        return Source(compute, claims, controls, shares, resumes)

@@ -1,0 +1,39 @@
+"""What figures share: levels with names that can be read, looks that can be told apart."""
+
+import itertools
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+import iclflow as icl
+from iclflow.plots.levels import LEVEL, plot_levels
+from iclflow.plots.style import COLUMN, THEORY, style
+
+
+@pytest.mark.parametrize("size", [2, 5, 8, 20])
+def test_names_of_levels_do_not_run_into_one_another(size):
+    spectrum = 1 / np.arange(1, size)
+    levels = icl.theory.plateau_losses(icl.Task(spectrum / spectrum.sum(), 31))
+    with style():
+        figure = Figure(figsize=(COLUMN * 1.35, COLUMN * 0.85))
+        canvas, axes = FigureCanvasAgg(figure), figure.subplots()
+        axes.set_ylim(0, 1.05)
+        plot_levels(axes, levels)
+        canvas.draw()
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(axes.lines) == len(levels)
+    assert min(len(levels), 5) <= len(boxes) <= len(levels)
+    assert axes.texts[0].get_text() == (
+        r"$L_*$" if size == 2 else rf"$L(\mathcal{{M}}_{{{size - 1}}})$"
+    )
+    # Names are higher than their letters: a tenth of a line may be shared.
+    heights = sorted((box.y0 + box.y1) / 2 for box in boxes)
+    apart = [b - a for a, b in itertools.pairwise(heights)]
+    assert min(apart) > 0.9 * 6.5 / 72 * figure.dpi
+
+
+def test_levels_do_not_look_like_theory():
+    assert LEVEL["linestyle"] != THEORY["linestyle"]
+    assert LEVEL["color"] != THEORY["color"]
