@@ -313,7 +313,7 @@ def test_a_curve_needs_the_task_for_its_theory(capsys, tmp_path):
     assert read_curve(path)[1].tolist() == [1.0, 1.0, 0.5]
     assert "--spectrum" in refused(capsys, "diagnose", path, "--rate", 0.1)
     both = refused(capsys, "diagnose", path, "--spectrum", "1,0.5", "--rate", 0.1)
-    assert "both --rate and --init" in both
+    assert "both --rate and --scale" in both
 
 
 # --- checkpoints

@@ -7,7 +7,7 @@ import pytest
 
 from iclflow.diagnostics import change_time, fourier_concentration, frequency_shares
 from iclflow.experiments.grokking import data as grokking
-from iclflow.experiments.grokking.figure import grokking_figure
+from iclflow.experiments.grokking.figure import draw
 from iclflow.experiments.runs import labelled
 
 concentration = jax.jit(fourier_concentration, static_argnums=1)
@@ -128,7 +128,7 @@ def test_claims_say_who_moved_first_and_the_figure_is_drawn():
     assert not found["lt-grok-unembedding"].holds
     # the norm falls at 2500, and bends most at either end of its fall
     assert abs(np.log(found["lt-grok-curvature"].measured / 1.25)) < np.log(1.2)
-    figure = grokking_figure(data)
+    figure = draw(data)
     assert len(figure.axes) == 7
 
 

@@ -60,13 +60,11 @@ def diagnose_our_runs(args: argparse.Namespace) -> int:
 
 def weights_recorded(runs: Any) -> bool:
     """Whether a file of runs that says what it was trained on has the weights too."""
-    import jax
-
     from iclflow.diagnosis import run_settings
+    from iclflow.models import empty_model
 
     settings = run_settings(runs)
-    model = jax.eval_shape(settings.initialiser(settings.task()), jax.random.key(0))
-    return all(name in runs for name in model.weights())
+    return all(name in runs for name in empty_model(settings.initialiser(settings.task())).weights())
 
 
 def diagnose_losses(args: argparse.Namespace, runs: Any) -> int:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from iclflow.models import AbstractInitialiser, AbstractModel
+from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
 from iclflow.results.provenance import stamp
 from iclflow.runs.batch import BatchResult
 from iclflow.runs.labels import INTERRUPTED, attributes, finish, variables
@@ -34,7 +34,7 @@ def assemble(
         place = tuple(result.batch.cells.T)
         clock[place] = _clock(result, marks)
         ended[place], stopped[place] = result.result, result.stopped
-        axes = eqx.filter_eval_shape(result.batch.one[1], jax.random.key(0)).axes()
+        axes = empty_model(result.batch.one[1]).axes()
         for record, timed in ((result.record, True), (result.final, False)):
             for name, (dims, array) in variables(record, 1 + timed, axes).items():
                 blocks.setdefault((name, timed), []).append((place, dims, array))
@@ -74,7 +74,7 @@ def _clock(result: BatchResult, marks: np.ndarray) -> np.ndarray:
 
 def final_models(runs: Mapping[str, Any], init: AbstractInitialiser) -> AbstractModel:
     """The last models of a sweep with `final=["weights"]`, stacked along its seeds."""
-    like = jax.eval_shape(init, jax.random.key(0))
+    like = empty_model(init)
     arrays = {
         name: jnp.asarray(np.asarray(runs[FINAL + name]), a.dtype).reshape(-1, *a.shape)
         for name, a in like.weights().items()

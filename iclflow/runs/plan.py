@@ -117,7 +117,8 @@ def _row(tree: Any, index: int) -> Any:
 
 
 def _numbers(tree: Any) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(tree) if eqx.is_array(leaf))
+    kinds = jax.Array | jax.ShapeDtypeStruct
+    return sum(leaf.size for leaf in jax.tree.leaves(tree) if isinstance(leaf, kinds))
 
 
 def _batch_size(entry: Entry, runs: int, saves: int) -> int:

@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
 import jax
 import numpy as np
 import xarray as xr
@@ -24,6 +23,7 @@ from iclflow.models import (
     Merged,
     Separate,
     draw_model,
+    empty_model,
 )
 from iclflow.results.progress import Progress
 from iclflow.results.trajectory import linear_steps
@@ -178,8 +178,7 @@ class Study:
         asked = self.settings.record
         if asked is not None:
             return tuple(dict.fromkeys(("loss", *asked)))
-        model = eqx.filter_eval_shape(self.init, jax.random.key(0))
-        count = sum(leaf.size for leaf in jax.tree.leaves(model))
+        count = sum(leaf.size for leaf in jax.tree.leaves(empty_model(self.init)))
         small = 8 * count * len(self.saveat) * self.settings.seeds <= SMALL
         return ("loss", "values", "weights") if small else ("loss", "values")
 
@@ -190,7 +189,7 @@ class Study:
         if self.task.outputs > 1 or self.settings.fixed_fraction > 0:
             return np.zeros(0)
         levels = np.asarray(plateau_losses(self.task))
-        model = draw_model(self.init, jax.random.key(self.settings.seed))
+        model = empty_model(self.init)
         return levels[list(model.visits(len(levels) - 1))]
 
     def prediction(self, runs: xr.Dataset) -> "Prediction | None":
@@ -281,7 +280,7 @@ def test_loss(task: Task, init: AbstractInitialiser) -> AbstractLoss:
     """The population loss of a task for the models an initialiser draws; sampled for softmax."""
     from iclflow.losses import Sequences
 
-    model = eqx.filter_eval_shape(init, jax.random.key(0))
+    model = empty_model(init)
     if not isinstance(model, AbstractLinearModel):
         return Sequences.sample(task, TEST_SEQUENCES, jax.random.key(3))
     return population_moments(task) if model.blocks is Blocks.FULL else Population(task)
