@@ -37,7 +37,7 @@ def problem(capsys, arguments, quiet=True):
     before = signal.signal(signal.SIGALRM, watch)
     signal.alarm(LONG)
     try:
-        code, out, err = call(capsys, *arguments)
+        code, _, err = call(capsys, *arguments)
     except Endless:
         return "no end"
     except Exception as error:

@@ -1,5 +1,9 @@
 """Datasets on disk: NetCDF, written whole or not at all, never over a different run."""
 
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import xarray as xr
@@ -45,12 +49,28 @@ def replace(dataset: xr.Dataset, path: Path | str) -> Path:
 
 def load(path: Path | str) -> xr.Dataset:
     """Read a Dataset, or raise `ValueError` with a reason in one line."""
+    with opened(path) as dataset:
+        return dataset.load()
+
+
+@contextmanager
+def opened(path: Path | str) -> Iterator[xr.Dataset]:
+    """A Dataset that is not read yet; what goes wrong inside the block is the file's fault."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
+    # A file object that HDF5 could not read complains when it is deleted: nobody hears it then.
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         with xr.open_dataset(path, engine="h5netcdf") as dataset:
-            return dataset.load()
-    except (OSError, KeyError, RuntimeError, ValueError) as error:
+            yield dataset
+    except MemoryError:
+        raise
+    except Exception as error:  # damaged bytes raise almost anything
+        if isinstance(error, ValueError) and str(path) in str(error):
+            raise
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} is not a readable NetCDF file ({reason[:120]})") from None
+    finally:
+        gc.collect()
+        sys.unraisablehook = hook
