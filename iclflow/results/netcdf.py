@@ -1,11 +1,10 @@
 """Datasets on disk: NetCDF, written whole or not at all, never over a different run."""
 
-import gc
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import h5py
 import xarray as xr
 
 from iclflow.results.files import replacing
@@ -59,9 +58,9 @@ def opened(path: Path | str) -> Iterator[xr.Dataset]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    # A file object that HDF5 could not read complains when it is deleted: nobody hears it then.
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
+        with h5py.File(path, "r"):
+            pass  # what is no HDF5 ends here: h5netcdf would complain once more when deleted
         with xr.open_dataset(path, engine="h5netcdf") as dataset:
             yield dataset
     except MemoryError:
@@ -71,6 +70,3 @@ def opened(path: Path | str) -> Iterator[xr.Dataset]:
             raise
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} is not a readable NetCDF file ({reason[:120]})") from None
-    finally:
-        gc.collect()
-        sys.unraisablehook = hook

@@ -22,6 +22,8 @@ def load_runs(path: Path | str) -> xr.Dataset:
         kind = runs[name].dtype.kind
         if name in ("loss", "time", "step") and kind not in "fiu":
             raise ValueError(f"{path}: {name} must be numbers, got {runs[name].dtype}")
+    if "loss" in runs and "time" not in runs["loss"].dims:
+        raise ValueError(f"{path}: the loss must be over time, got {runs['loss'].dims}")
     empty = [str(name) for name, size in runs.sizes.items() if size == 0]
     if empty:
         raise ValueError(f"{path}: the dimension {empty[0]} is empty; it holds no runs")
