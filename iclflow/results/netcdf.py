@@ -1,10 +1,11 @@
 """Datasets on disk: NetCDF, written whole or not at all, never over a different run."""
 
+import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import h5py
 import xarray as xr
 
 from iclflow.results.files import replacing
@@ -58,15 +59,19 @@ def opened(path: Path | str) -> Iterator[xr.Dataset]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
+    failure, hook = "", sys.unraisablehook
     try:
-        with h5py.File(path, "r"):
-            pass  # what is no HDF5 ends here: h5netcdf would complain once more when deleted
         with xr.open_dataset(path, engine="h5netcdf") as dataset:
             yield dataset
     except MemoryError:
         raise
     except Exception as error:  # damaged bytes raise almost anything
-        if isinstance(error, ValueError) and str(path) in str(error):
-            raise
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{path} is not a readable NetCDF file ({reason[:120]})") from None
+        # The object of a file that could not be read complains when it is deleted: unheard.
+        sys.unraisablehook = lambda _: None
+        failure = " ".join(str(error).split())
+        if not (isinstance(error, ValueError) and str(path) in failure):
+            failure = f"{path} is not a readable NetCDF file ({failure[:120]})"
+    if failure:
+        gc.collect()
+        sys.unraisablehook = hook
+        raise ValueError(failure)
