@@ -8,6 +8,7 @@ from iclflow.models.base import (
     Blocks,
     draw_model,
     draw_models,
+    empty_model,
 )
 from iclflow.models.merged import LinearTransformerInitialiser, Merged, MergedInitialiser
 from iclflow.models.networks import MLP, AbstractNetwork, ConvNet, NetworkInitialiser
@@ -33,4 +34,5 @@ __all__ = [
     "SoftmaxInitialiser",
     "draw_model",
     "draw_models",
+    "empty_model",
 ]

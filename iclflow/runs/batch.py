@@ -60,8 +60,8 @@ class BatchResult:
     """What the runs of a batch recorded, and how they ended."""
 
     batch: Batch
-    record: dict[str, np.ndarray]  # [run, mark, ...]
-    final: dict[str, np.ndarray]  # [run, ...], of the last weights
+    record: dict[str, Any]  # arrays [run, mark, ...], or trees of them
+    final: dict[str, Any]  # [run, ...], of the last weights
     result: np.ndarray
     stopped: np.ndarray
     interrupted: bool

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from iclflow.models import AbstractInitialiser, AbstractModel
+from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
 from iclflow.results.provenance import stamp
 from iclflow.runs.batch import BatchResult
 from iclflow.runs.labels import INTERRUPTED, attributes, finish, variables
@@ -75,7 +75,7 @@ def _clock(result: BatchResult, marks: np.ndarray) -> np.ndarray:
 
 def final_models(runs: Mapping[str, Any], init: AbstractInitialiser) -> AbstractModel:
     """The last models of a sweep with `final=["weights"]`, stacked along its seeds."""
-    like = jax.eval_shape(init, jax.random.key(0))
+    like = empty_model(init)
     arrays = {
         name: jnp.asarray(np.asarray(runs[FINAL + name]), a.dtype).reshape(-1, *a.shape)
         for name, a in like.weights().items()

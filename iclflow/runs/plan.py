@@ -13,7 +13,7 @@ import numpy as np
 from iclflow.dynamics import AbstractDynamics
 from iclflow.losses import AbstractLoss
 from iclflow.losses.memory import RESERVE, device_bytes
-from iclflow.models import AbstractInitialiser, AbstractModel
+from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
 
 SMALL = 4096  # numbers in a loss that is copied for each run rather than trained by itself
 PIECES = 12  # of a run, between which progress is shown and Ctrl-C works
@@ -74,7 +74,7 @@ def batches(
         rows = np.concatenate([np.full(len(e.seeds), i) for i, e in enumerate(group)])
         places = np.concatenate([e.seeds for e in group])
         weights = np.concatenate([e.weights for e in group])
-        like = eqx.filter_eval_shape(group[0].init, jax.random.key(0))
+        like = empty_model(group[0].init)
         size = sizes[number] if sizes else _batch_size(group[0].loss, like, len(rows), saves)
         for begin in range(0, len(rows), size):
             part = slice(begin, begin + size)
