@@ -10,7 +10,6 @@ from iclflow.models import Separate
 from iclflow.results.trajectory import linear_steps, log_steps
 from iclflow.runs.simulate import simulate
 from iclflow.tasks.task import Task
-from iclflow.theory import staircase
 from tests.cases import KEY, softmax
 
 TASK = Task([0.5, 0.3, 0.2], 9)
@@ -124,19 +123,3 @@ def test_single_precision_warns_once(monkeypatch):
     single = jax.tree.map(lambda a: a.astype(jnp.float32), (LOSS, INIT(KEY)))
     with jax.enable_x64(False), pytest.warns(UserWarning, match="jax_enable_x64"):
         simulate(*single, Descent(0.1, 2))
-
-
-def test_a_reduced_rung_is_a_dynamics():
-    """A prediction from the initial weights comes back on the clock of the flow."""
-    from iclflow.dynamics.reduced import Stairs
-
-    model = Separate.initialiser(TASK, heads=3, rank=1, scale=1e-3)(KEY)
-    end = float(staircase(LOSS, model, probes=0).times[-1]) * 1.2
-    times = np.linspace(0, end, 400)
-    predicted = simulate(LOSS, model, Stairs(), saveat=times)
-    flow = simulate(LOSS, model, Flow(end), saveat=times)
-    assert float(jnp.median(jnp.abs(predicted.loss - flow.loss))) < 1e-3
-    with pytest.raises(ValueError, match="needs saveat"):
-        simulate(LOSS, model, Stairs())
-    with pytest.raises(ValueError, match="reduced dynamics are those of Population"):
-        simulate(Features.sample(TASK, 10, KEY), model, Stairs(), saveat=times)

@@ -1,6 +1,6 @@
 """Dynamics: how training time advances."""
 
-from iclflow.dynamics.base import AbstractDynamics, AbstractReduced
+from iclflow.dynamics.base import AbstractDynamics
 from iclflow.dynamics.descent import Descent, DescentState
 from iclflow.dynamics.flow import Flow, FlowState
 from iclflow.dynamics.optimisers import AbstractOptimiser, Adam, GradientDescent, Momentum
@@ -10,7 +10,6 @@ from iclflow.dynamics.stabilised import StabilisedFlow
 __all__ = [
     "AbstractDynamics",
     "AbstractOptimiser",
-    "AbstractReduced",
     "Adam",
     "Descent",
     "DescentState",

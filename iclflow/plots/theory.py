@@ -1,8 +1,8 @@
 """The theory by itself: plateau levels, and the predicted loss of one start."""
 
 from collections.abc import Sequence
+from typing import Any
 
-import xarray as xr
 from matplotlib.figure import Figure
 
 from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
@@ -11,10 +11,13 @@ from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
 def theory_figure(
     levels: Sequence[float],
     *,
-    curve: xr.Dataset | None = None,
+    curve: Any = None,
     drops: Sequence[float] | None = None,
 ) -> Figure:
-    """Levels L(M_m) as steps; over time, with the drops marked, where a start was given."""
+    """Levels L(M_m) as steps; over time, with the drops marked, where a start was given.
+
+    `curve` is anything with a `time` and a `loss`.
+    """
     with style():
         figure = Figure(figsize=(COLUMN * 1.35, COLUMN * 0.85))
         axes = figure.subplots()
@@ -26,8 +29,8 @@ def theory_figure(
             )
             axes.set_xlim(0, len(levels))
         else:
-            end = float(curve["time"].values[-1])
-            axes.plot(curve["time"].values, curve["loss"].values, color=COLOURS[0])
+            end = float(curve.time[-1])
+            axes.plot(curve.time, curve.loss, color=COLOURS[0])
             for m, level in enumerate(levels):
                 axes.axhline(level, **{**THEORY, "linewidth": 0.6, "color": "0.45"}, zorder=0)
                 if len(levels) <= 8:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import PRNGKeyArray
 
-from iclflow.dynamics import AbstractDynamics, AbstractReduced, Descent
+from iclflow.dynamics import AbstractDynamics, Descent
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
 from iclflow.results.trajectory import Trajectory
@@ -25,7 +25,7 @@ SAVES = 200  # save points, unless they are chosen
 def simulate(
     loss: AbstractLoss,
     model: AbstractModel,
-    dynamics: AbstractDynamics | AbstractReduced,
+    dynamics: AbstractDynamics,
     *,
     saveat: Values | None = None,
     record: Sequence[str] = ("loss",),
@@ -38,8 +38,7 @@ def simulate(
     Pure: one run, no I/O, safe under `jit`, `vmap` and `grad`. A numerical failure is in
     `Trajectory.result`, not an exception.
 
-    - `dynamics`: `Descent`, `Flow`, or a reduced rung of `iclflow.dynamics.reduced`, which
-      predicts the run from its initial weights (host code; it records what it knows).
+    - `dynamics`: `Descent` or `Flow`; `theory.predict` is the ladder's third rung.
     - `saveat`: steps (`Descent`) or times t/τ (`Flow`) to record at, increasing; about 200,
       evenly spaced in the logarithm, if omitted.
     - `record`: names of quantities (see `iclflow.runs.record.QUANTITIES`).
@@ -47,11 +46,6 @@ def simulate(
     - `key`: randomness of stochastic losses.
     - `state`: `Trajectory.state` of an earlier run to go on from; `model` is then ignored.
     """
-    if isinstance(dynamics, AbstractReduced):
-        if saveat is None:
-            raise ValueError("a reduced rung needs saveat, the times t/τ to evaluate it at")
-        dynamics.require(loss, model)
-        return dynamics(loss, model, saveat)  # pyright: ignore
     reason = dynamics.admits(loss, model)
     if reason is not None:
         raise ValueError(f"{type(loss).__name__} cannot train {type(model).__name__}: {reason}")
