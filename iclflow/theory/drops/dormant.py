@@ -73,7 +73,7 @@ class DormantHeads:
     ) -> tuple[
         Float[np.ndarray, "T H"], Float[np.ndarray, "T H R D"], Float[np.ndarray, "T H R D"]
     ]:
-        """V, p and n at times before any head has escaped."""
+        """v, p and n at times before any head has escaped."""
         values, phase = self._path.at(times)
         for i in np.flatnonzero(~self._path.moving):
             for j, time in enumerate(times):

@@ -123,7 +123,7 @@ class EscapePath:
         return dataclasses.replace(self, **{name: getattr(self, name)[keep] for name in per_head})
 
     def _place(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """S - s_c and its derivative at x [H, ...]."""
+        """s - s_c and its derivative at x [H, ...]."""
         width, turns = (a.reshape(-1, *(1,) * (x.ndim - 1)) for a in (self.width, self.turns))
         sinh, cosh = np.sinh(x), np.cosh(x)
         # At the turn itself both go to zero, and their ratio does not.

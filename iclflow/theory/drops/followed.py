@@ -193,7 +193,7 @@ class _Follower:
         return left, gains, right.T
 
     def _unit(self, left: np.ndarray, gains: np.ndarray, right: np.ndarray) -> float:
-        """C/g of the mode that grows fastest."""
+        """c/g of the mode that grows fastest."""
         u, w, g = left[:, 0], right[:, 0], float(gains[0])
         return float((u @ self.flow.second @ u) * (w @ self.flow.covariance @ w) / g) ** (1 / 3) / g
 

@@ -38,14 +38,14 @@ class HeadFlow:
         return cls(B, G, L, float(modes.power), *weights[1].shape[:2])
 
     def split(self, y: Float[np.ndarray, "*T n"]) -> Parts:
-        """V [..., H], k and q [..., H, R, D] of a state [..., n]."""
+        """v [..., H], k and q [..., H, R, D] of a state [..., n]."""
         heads, shape = self.heads, (*y.shape[:-1], self.heads, self.rank, len(self.cross))
         half = (y.shape[-1] - heads) // 2
         keys, queries = y[..., heads : heads + half], y[..., heads + half :]
         return y[..., :heads], keys.reshape(shape), queries.reshape(shape)
 
     def slope(self, t: float, y: np.ndarray) -> np.ndarray:
-        """DW/dt of one state."""
+        """dW/dt of one state."""
         heads, size = self.heads, len(self.cross)
         k, q = y[heads:].reshape(2, -1, size)
         v = y[:heads] if self.rank == 1 else np.repeat(y[:heads], self.rank)
