@@ -24,7 +24,7 @@ LEAD = 50.0  # the flow takes over when c v = 1/LEAD
 ARRIVED = 1e-9  # excess loss, in units of the last drop, at which a plateau is reached
 AWAKE = 0.3  # share of the smallest final value weight above which a head counts as escaped
 PATIENCE = 1e4  # longest drop followed, in units c/g of the slowest mode
-CLOSE = 1e-3  # relative distance at which the residual counts as A_S
+CLOSE = 2e-4  # relative distance at which the residual counts as A_S
 TOLERANCE = 1e-6
 STRIDE = 8  # steps between two looks at the loss
 
@@ -217,9 +217,9 @@ class _Follower:
             if len(pieces) % STRIDE == 0 or solver.status == "finished":
                 recent = np.stack(states[-STRIDE:])
                 large = np.abs(self.flow.split(recent)[0]) > self.floor
-                # Dormant heads may hold the loss up a little, or a little of what is learned.
-                both = self.flow.loss(recent, large), self.flow.loss(recent)
-                arrived = bool(np.min(both) <= level)
+                # Dormant heads move the loss of a plateau a little; at the end all of them help.
+                some = None if target == len(self.sizes) else large
+                arrived = bool(self.flow.loss(recent, some).min() <= level)
         begin, losses = self.now, self.flow.loss(np.stack(states))
         self.run.legs.append(
             Descent(begin, begin + times[-1], OdeSolution(np.asarray(times), pieces))
