@@ -128,14 +128,17 @@ class _Follower:
     """The state between two legs."""
 
     def __init__(self, modes: Modes, weights: Weights) -> None:
-        self.run, self.modes = FlowDrops(modes, weights), modes
+        self.run = FlowDrops(modes, weights)
         self.flow, self.state, self.now = self.run.flow, self.run.start, 0.0
         self.sizes = np.asarray(modes.drops, float)
         self.levels = self.flow.power - np.concatenate([[0.0], np.cumsum(self.sizes)])
-        finals = _final_values(modes)
-        self.floor = AWAKE * float(finals.min(initial=np.inf))
-        slowest = float(np.asarray(modes.gains(()).values, float).min(initial=np.inf))
-        self.horizon = PATIENCE / (slowest * float(finals.min(initial=np.inf)))
+        arrays = (modes.singular, modes.key_vectors, modes.query_vectors)
+        sigma, keys, queries = (np.asarray(a, float) for a in arrays)
+        self.weights = list(np.einsum("s,ds,cs->sdc", sigma, keys, queries))  # M of each mode alone
+        smallest = min((np.linalg.norm(m) ** (1 / 3) for m in self.weights), default=np.inf)
+        self.floor = AWAKE * float(smallest)
+        gains = np.linalg.svd(self.flow.cross, compute_uv=False)[: len(sigma)]
+        self.horizon = PATIENCE / float(gains.min(initial=np.inf) * smallest)
         self.awake = np.zeros(self.flow.heads, bool)
 
     def step(self) -> bool:
@@ -184,7 +187,7 @@ class _Follower:
         That is A_S, unless of modes that are equal, or nearly, the heads chose their own mixture.
         """
         learned = len(self.run.drops)
-        A = np.asarray(self.modes.residual(range(learned)), float)
+        A = self.flow.residual(sum(self.weights[:learned], np.zeros_like(self.flow.cross)))
         left_over = self.flow.residual(self.flow.effective(state[None], escaped[None])[0])
         if np.linalg.norm(left_over - A) > CLOSE * np.linalg.norm(A):
             A = left_over
@@ -268,12 +271,6 @@ def _crossing(flow: HeadFlow, course: Any, middle: float, low: float, high: floa
         return float(flow.loss(course(t)[None])[0]) - middle
 
     return brentq(excess, low, high) if excess(low) > 0 else low  # type: ignore[return-value]
-
-
-def _final_values(modes: Modes) -> Float[np.ndarray, " r"]:
-    """|M(s)|^(1/3) for each mode s alone, v* of a head that holds it."""
-    sizes = [np.linalg.norm(a, axis=0) for a in (modes.key_vectors, modes.query_vectors)]
-    return (np.asarray(modes.singular, float) * sizes[0] * sizes[1]) ** (1 / 3)
 
 
 def flow_drops(modes: Modes, weights: Weights) -> FlowDrops:

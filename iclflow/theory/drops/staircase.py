@@ -97,7 +97,7 @@ def staircase(
 
     On each plateau every dormant head has a blow-up time in closed form; the first to blow up
     makes the next drop. Relative error of the times, median and worst over 30 random tasks of two
-    to five dimensions (benchmarks/staircase.py): by the flow 2e-6 and 4e-5 at w = 1e-2, 4e-6 and
+    to five dimensions (benchmarks/staircase.py): by the flow 2e-6 and 1e-4 at w = 1e-2, 4e-6 and
     3e-5 at w = 0.07; by the scalar courses 1e-3 and 0.3, 8e-3 and 1.3.
 
     - `source`: the task (one output), any Λ, S_w and noise; equal and zero eigenvalues allowed.
