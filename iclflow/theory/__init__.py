@@ -19,6 +19,7 @@ from iclflow.theory.algorithms.linear import (
 from iclflow.theory.algorithms.monte_carlo import Estimate, monte_carlo_loss
 from iclflow.theory.algorithms.regression import GradientSteps, OrdinaryLeastSquares, Ridge
 from iclflow.theory.drops.alignment import aligned_weights, plateau_weights
+from iclflow.theory.drops.base import Curve
 from iclflow.theory.drops.dormant import DormantHeads
 from iclflow.theory.drops.limit import VanishingLimit, in_head_gaps, vanishing_limit
 from iclflow.theory.drops.one_drop import (
@@ -78,12 +79,26 @@ from iclflow.theory.linear_transformer import (
     transformer_curves,
     transformer_summary,
 )
+from iclflow.theory.predict import (
+    ENGINES,
+    AbstractEngine,
+    Jumps,
+    Logistic,
+    OneDrop,
+    Prediction,
+    Stairs,
+    predict,
+    visited_levels,
+)
 
 __all__ = [
+    "ENGINES",
+    "AbstractEngine",
     "AbstractPredictor",
     "Conditions",
     "CoupledFlow",
     "Course",
+    "Curve",
     "DecoupledFlow",
     "DormantHeads",
     "DropsBy",
@@ -92,19 +107,24 @@ __all__ = [
     "Gains",
     "GradientSteps",
     "InWeight",
+    "Jumps",
     "LinearPredictor",
+    "Logistic",
     "MergedStability",
     "MixtureBayes",
     "Modes",
     "Nearest",
     "NormalBayes",
+    "OneDrop",
     "Optimum",
     "Order",
     "OrdinaryLeastSquares",
     "PoolBayes",
+    "Prediction",
     "Ridge",
     "Stability",
     "Staircase",
+    "Stairs",
     "TransformerModes",
     "VanishingLimit",
     "WhiteCourse",
@@ -142,6 +162,7 @@ __all__ = [
     "paper_merged_duration",
     "plateau_losses",
     "plateau_weights",
+    "predict",
     "principal_component_regression",
     "residual_matrix",
     "saddle_path",
@@ -153,5 +174,6 @@ __all__ = [
     "value_course",
     "value_time",
     "vanishing_limit",
+    "visited_levels",
     "zero_predictor",
 ]
