@@ -2,7 +2,7 @@
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,15 @@ def style() -> Iterator[None]:
     """The style, for the figures made inside."""
     with mpl.rc_context(STYLE):
         yield
+
+
+def side_by_side(data: Any, *panels: Callable[..., Any], height: float) -> Figure:
+    """A figure of two columns' width, its height in columns, each panel drawn by its function."""
+    with style():
+        figure = Figure(figsize=(2.08 * COLUMN, height * COLUMN))
+        for axes, draw in zip(figure.subplots(1, len(panels)), panels, strict=True):
+            draw(axes, data)
+    return figure
 
 
 def save_figure(figure: Figure, path: Path | str, *, dpi: float | None = None) -> Path:
