@@ -12,8 +12,6 @@ import doctest
 import io
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,11 +31,11 @@ PROGRAMS = {  # commands of other programs, and why they are not run here
     "pip": "needs a network",
 }
 NOT_RUN = {  # beginnings of commands that are only parsed, and why
-    "iclflow diagnose --hf": "needs a network",
-    "iclflow reproduce all": "minutes; tests/test_cli_reproduce.py runs each kind of figure",
-    "iclflow reproduce lt-fig7": "hours on a CPU without --quick; tests/test_grokking.py",
-    "iclflow reproduce nonlinear": "hours on a CPU",
-    "iclflow reproduce lt-fig5": "minutes; tests/test_in_context_emergence.py",
+    "diagnose --hf": "needs a network",
+    "reproduce all": "minutes; tests/test_cli_reproduce.py runs each kind of figure",
+    "reproduce lt-fig7": "hours on a CPU without --quick; tests/test_grokking.py",
+    "reproduce nonlinear": "hours on a CPU",
+    "reproduce lt-fig5": "minutes; tests/test_in_context_emergence.py",
 }
 
 
@@ -78,9 +76,7 @@ def arguments(command: str) -> list[str] | None:
     words = shlex.split(command, comments=True)
     while "=" in words[0]:  # settings of the environment
         words = words[1:]
-    if words[0] in PROGRAMS:
-        return None
-    if words[0] == "python" and (ROOT / words[1]).is_file():
+    if words[0] in PROGRAMS or (words[0] == "python" and (ROOT / words[1]).is_file()):
         return None
     if words[0] != "iclflow":
         raise ValueError(f"no rule for the program {words[0]!r}")
@@ -104,10 +100,7 @@ def parse(command: str) -> None:
 def run_command(command: str) -> None:
     parse(command)
     given = arguments(command)
-    if given is None or command.startswith(tuple(NOT_RUN)):
-        return
-    if not command.startswith("iclflow "):  # a process of its own for its own environment
-        subprocess.run(command.replace("iclflow", f"{sys.executable} -m iclflow"), shell=True)
+    if given is None or " ".join(given).startswith(tuple(NOT_RUN)):
         return
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         assert cli.main(given) == 0, command
