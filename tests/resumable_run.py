@@ -6,6 +6,7 @@ prints a line after every piece.
 """
 
 import sys
+from pathlib import Path
 from unittest import mock
 
 import jax
@@ -62,4 +63,4 @@ if __name__ == "__main__":
     jax.config.update("jax_numpy_rank_promotion", "raise")
     jax.config.update("jax_disable_most_optimizations", True)
     store.SAVE_EVERY = 0.0
-    run(sys.argv[1], progress=lambda done, total: print(int(done), flush=True))
+    run(Path(sys.argv[1]), progress=lambda done, total: print(int(done), flush=True))

@@ -103,7 +103,7 @@ def test_levels_of_varying_length_by_a_sampled_loss():
     task = varying_length.varying_task()
     weights = np.random.default_rng(0).normal(size=(4, 4))
     merged = {
-        "values": np.ones((1, 1, 1, 1, 1)),
+        "values": np.ones((1, 1, 1)),
         "merged": weights[None, None, None],
     }
     found = varying_length._by_length(merged, Population(task))

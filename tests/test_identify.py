@@ -123,7 +123,7 @@ def test_components_of_equal_eigenvalues_may_be_any():
 
 def test_components_that_a_task_covariance_reorders_are_named():
     """λ = (1, .5), task variances (1, 3): λ²s puts component 1 first, the size λs component 2."""
-    task = Task([1.0, 0.5], 31, task_covariance=[1.0, 3.0])
+    task = Task([1.0, 0.5], 31, tasks=Normal(covariance=[1.0, 3.0]))
     modes = Modes.of(task)
     first, second = (
         LinearPredictor(modes.weight([s])[None, None])
@@ -135,7 +135,7 @@ def test_components_that_a_task_covariance_reorders_are_named():
     assert margin > 1 - 1e-6
     assert name_of(least_squares(task), task)[0] == LEAST_SQUARES
     # with variances (1, 8, 27) the order of the drops is 3, 2, 1
-    steep = Task([1.0, 0.5, 0.3], 31, task_covariance=[1.0, 8.0, 27.0])
+    steep = Task([1.0, 0.5, 0.3], 31, tasks=Normal(covariance=[1.0, 8.0, 27.0]))
     names = list(candidates(steep, sequences=SMALL))
     assert names[:4] == [
         "zero", "regression on component 3", "regression on components 3, 2", LEAST_SQUARES

@@ -7,6 +7,7 @@ from iclflow.models.base import AbstractModel as AbstractModel
 from iclflow.models.base import Blocks as Blocks
 from iclflow.models.base import draw_model as draw_model
 from iclflow.models.base import draw_models as draw_models
+from iclflow.models.base import empty_model as empty_model
 from iclflow.models.merged import LinearTransformerInitialiser as LinearTransformerInitialiser
 from iclflow.models.merged import Merged as Merged
 from iclflow.models.merged import MergedInitialiser as MergedInitialiser

@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from iclflow.linalg import contract
 from iclflow.tasks.prompt import Prompt
@@ -193,12 +193,21 @@ def draw_model(init: AbstractInitialiser, key: PRNGKeyArray) -> AbstractModel:
 
 def draw_models(init: AbstractInitialiser, seeds: Sequence[int]) -> AbstractModel:
     """The models of the seeds, stacked; seed s is `init(jax.random.key(s))`, as in a sweep."""
-    return _draw_models(init, np.asarray(seeds, np.uint32))
+    return _draw_models(init, jnp.asarray(np.asarray(seeds, np.uint32)))
 
 
 @eqx.filter_jit
-def _draw_models(init: AbstractInitialiser, seeds: np.ndarray) -> AbstractModel:
+def _draw_models(init: AbstractInitialiser, seeds: UInt32[Array, " S"]) -> AbstractModel:
     return eqx.filter_vmap(lambda seed: init(jax.random.key(seed)))(seeds)
+
+
+def empty_model(init: AbstractInitialiser) -> AbstractModel:
+    """A model as `init` draws it with zeros for weights: its kind, shapes and types."""
+    shapes = eqx.filter_eval_shape(init, jax.random.key(0))
+    # Through NumPy: nothing to compile.
+    zeros = lambda a: jnp.asarray(np.zeros(a.shape, a.dtype))  # noqa: E731
+    kind = jax.ShapeDtypeStruct
+    return jax.tree.map(lambda a: zeros(a) if isinstance(a, kind) else a, shapes)
 
 
 def require_positive(**sizes: int) -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from iclflow.models import AbstractInitialiser, AbstractModel
+from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
 from iclflow.results.provenance import stamp
 from iclflow.runs.batch import BatchResult
 from iclflow.runs.labels import INTERRUPTED, attributes, finish, variables
@@ -34,7 +34,7 @@ def assemble(
         place = tuple(result.batch.cells.T)
         clock[place] = _clock(result, marks)
         ended[place], stopped[place] = result.result, result.stopped
-        axes = eqx.filter_eval_shape(result.batch.one[1], jax.random.key(0)).axes()
+        axes = result.batch.like.axes()
         for record, timed in ((result.record, True), (result.final, False)):
             for name, (dims, array) in variables(record, 1 + timed, axes).items():
                 blocks.setdefault((name, timed), []).append((place, dims, array))
@@ -42,7 +42,8 @@ def assemble(
     for (name, timed), parts in blocks.items():
         # Runs of other shapes (fewer heads, lower rank) leave NaN where they have nothing.
         largest = np.max([array.shape[1:] for _, _, array in parts], axis=0).astype(int)
-        whole = np.full((*shape, *largest), np.nan)
+        kind = np.result_type(*(array for _, _, array in parts), np.float32)
+        whole = np.full((*shape, *largest), np.nan, kind)
         for place, _, array in parts:
             whole[(*place, *(slice(n) for n in array.shape[1:]))] = array
         dims = (*lead, *(("time",) if timed else ()), *parts[0][1])
@@ -74,7 +75,7 @@ def _clock(result: BatchResult, marks: np.ndarray) -> np.ndarray:
 
 def final_models(runs: Mapping[str, Any], init: AbstractInitialiser) -> AbstractModel:
     """The last models of a sweep with `final=["weights"]`, stacked along its seeds."""
-    like = jax.eval_shape(init, jax.random.key(0))
+    like = empty_model(init)
     arrays = {
         name: jnp.asarray(np.asarray(runs[FINAL + name]), a.dtype).reshape(-1, *a.shape)
         for name, a in like.weights().items()

@@ -123,8 +123,7 @@ def _seeds(seeds: int | Sequence[int]) -> np.ndarray:
 
 def _check(batch: Batch, record: Record, final: Record) -> tuple[Recording, Recording]:
     """What a batch records; `ValueError` if it cannot be trained, or has nothing to record."""
-    loss, init, dynamics = batch.one
-    model = eqx.filter_eval_shape(init, jax.random.key(0))
+    (loss, _, dynamics), model = batch.one, batch.like
     reason = dynamics.admits(loss, model)
     if reason is not None:
         raise ValueError(f"{type(loss).__name__} cannot train {type(model).__name__}: {reason}")

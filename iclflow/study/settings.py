@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +25,7 @@ from iclflow.dynamics import (
 )
 from iclflow.losses import AbstractLoss, Fresh, Minibatch
 from iclflow.losses.select import LEVELS, Choice, select
-from iclflow.models import AbstractInitialiser, Blocks
+from iclflow.models import AbstractInitialiser, Blocks, empty_model
 from iclflow.models.registry import MODELS
 from iclflow.results.choices import require_choice
 from iclflow.results.progress import Progress
@@ -202,7 +201,7 @@ class Settings:
 
     def choice(self, task: Task) -> Choice:
         """The level of exactness, selected or as asked."""
-        model = eqx.filter_eval_shape(self.initialiser(task), jax.random.key(0))
+        model = empty_model(self.initialiser(task))
         if self.batch is not None and self.loss in ("moments", "population"):
             raise ValueError(f"minibatches need single sequences, which {self.loss} do not keep")
         chosen = select(task, model, self.sequences) if self.loss in ("auto",) else None

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
 import jax
 import numpy as np
 import xarray as xr
@@ -19,6 +18,7 @@ from iclflow.models import (
     AbstractModel,
     Blocks,
     draw_model,
+    empty_model,
 )
 from iclflow.results.progress import Progress
 from iclflow.runs.labels import OUTCOMES
@@ -97,7 +97,7 @@ class Study:
         if self.task.outputs > 1 or self.settings.fixed_fraction > 0:
             return np.zeros(0)
         levels = np.asarray(plateau_losses(self.task))
-        model = eqx.filter_eval_shape(self.init, jax.random.key(0))
+        model = empty_model(self.init)
         return levels[list(model.visits(len(levels) - 1))]
 
     def prediction(self, runs: xr.Dataset) -> "Prediction | None":
@@ -163,7 +163,7 @@ def test_loss(task: Task, init: AbstractInitialiser) -> AbstractLoss:
     """The population loss of a task for the models an initialiser draws; sampled for softmax."""
     from iclflow.losses import Sequences
 
-    model = eqx.filter_eval_shape(init, jax.random.key(0))
+    model = empty_model(init)
     if not isinstance(model, AbstractLinearModel):
         return Sequences.sample(task, TEST_SEQUENCES, jax.random.key(3))
     return population_moments(task) if model.blocks is Blocks.FULL else Population(task)

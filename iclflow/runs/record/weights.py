@@ -6,7 +6,15 @@ import jax
 import jax.numpy as jnp
 import xarray as xr
 
-from iclflow.models import MLP, AbstractInitialiser, AbstractModel, ConvNet, Merged, Separate
+from iclflow.models import (
+    MLP,
+    AbstractInitialiser,
+    AbstractModel,
+    ConvNet,
+    Merged,
+    Separate,
+    empty_model,
+)
 
 MISSING = (
     "the run did not record its weights; record them, for example "
@@ -25,7 +33,7 @@ def recorded_models(run: xr.Dataset, init: AbstractInitialiser | None = None) ->
     """
     if init is None:
         return _layers(run)
-    like = jax.eval_shape(init, jax.random.key(0))
+    like = empty_model(init)
     names = like.weights()
     if any(name not in run for name in names):
         raise ValueError(MISSING)
