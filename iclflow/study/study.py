@@ -12,7 +12,6 @@ from iclflow.dynamics import AbstractDynamics, Descent, sharpness
 from iclflow.losses import AbstractLoss, Population, population_moments
 from iclflow.losses.select import Choice
 from iclflow.models import (
-    MLP,
     AbstractInitialiser,
     AbstractLinearModel,
     AbstractModel,
@@ -28,7 +27,7 @@ from iclflow.study.settings import Settings
 from iclflow.tasks.task import ContextLabels, Task
 
 if TYPE_CHECKING:
-    from iclflow.study.prediction import Prediction
+    from iclflow.study.comparison import Comparison
 
 TEST_SEQUENCES = 5000  # for test losses of models without a population in closed form
 
@@ -92,17 +91,15 @@ class Study:
 
     def levels(self) -> np.ndarray:
         """The plateau losses L(M_m) of the task; empty where the theory does not cover it."""
-        from iclflow.theory.fixed_points.levels import plateau_losses
+        from iclflow.theory.predict import visited_levels
 
         if self.task.outputs > 1 or self.settings.fixed_fraction > 0:
             return np.zeros(0)
-        levels = np.asarray(plateau_losses(self.task))
-        model = empty_model(self.init)
-        return levels[list(model.visits(len(levels) - 1))]
+        return visited_levels(self.task, empty_model(self.init))
 
-    def prediction(self, runs: xr.Dataset) -> "Prediction | None":
+    def prediction(self, runs: xr.Dataset) -> "Comparison | None":
         """The theory from the same initial weights, where it covers the study."""
-        from iclflow.study.prediction import predict  # SciPy's integrators: only when asked for
+        from iclflow.study.comparison import compare  # SciPy's integrators: only when asked for
 
         settings, vary = self.settings, Vary(self.settings.vary)
         timed = "time" in runs.coords and bool(np.isfinite(runs["time"]).all())
@@ -112,9 +109,8 @@ class Study:
         for offset, seed in enumerate(runs["seed"].values):
             tasks.append(settings.task(offset) if vary is Vary.ALL else self.task)
             number = settings.seed if vary is Vary.DATA else int(seed)
-            model = draw_model(self.init, jax.random.key(number))
-            models.append(model.as_attention() if isinstance(model, MLP) else model)
-        return predict(tasks, models, runs)
+            models.append(draw_model(self.init, jax.random.key(number)))
+        return compare(tasks, models, runs)
 
     def title(self) -> str:
         """One line that names the experiment."""
@@ -124,7 +120,7 @@ class Study:
         heads = "" if self.task.outputs > 1 else f", H = {s.heads}"
         return f"{s.model}, D = {self.task.size}, N = {s.context}{heads}{rank}, {data}"
 
-    def summary(self, runs: xr.Dataset, theory: "Prediction | None" = None) -> dict[str, Any]:
+    def summary(self, runs: xr.Dataset, theory: "Comparison | None" = None) -> dict[str, Any]:
         """Numbers of the runs, ready for JSON."""
         settings = self.settings
         rate = float(self.dynamics.rate) if isinstance(self.dynamics, Descent) else None

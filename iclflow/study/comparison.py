@@ -6,16 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from iclflow.losses import Population
-from iclflow.models import AbstractModel, ConvNet, Merged, Separate
+from iclflow.models import AbstractModel
 from iclflow.tasks.task import Task
-from iclflow.theory.drops.one_drop import merged_course
-from iclflow.theory.drops.staircase import staircase
-from iclflow.theory.fixed_points.levels import plateau_losses
+from iclflow.theory.predict import ENGINES
 
 
 @dataclasses.dataclass(frozen=True)
-class Prediction:
+class Comparison:
     """Predicted loss curves beside the measured ones, and the drop times of both."""
 
     curves: xr.Dataset  # loss [seed, time]
@@ -31,41 +28,30 @@ class Prediction:
         return float(np.median(np.abs(self.predicted[both] / self.measured[both] - 1)))
 
 
-def predict(
+def compare(
     tasks: Sequence[Task], models: Sequence[AbstractModel], runs: xr.Dataset
-) -> Prediction | None:
+) -> Comparison | None:
     """The theory of each run from its initial weights; None where no theory covers the model.
 
-    Drop times are when the loss crosses the middle between two levels L(M_m) (24); merged
-    attention has one drop, from the first level to the last.
+    Drop times are when the loss crosses the middle between two levels L(M_m) (24) that the model
+    visits.
     """
-    if not all(isinstance(model, Merged | Separate | ConvNet) for model in models):
-        return None
-    times = runs["time"].values
-    merged = isinstance(models[0], Merged)
-    curves, predicted, measured = [], [], []
-    for i, (task, given) in enumerate(zip(tasks, models, strict=True)):
-        # The zero blocks start at zero, and stay there in the population.
-        model = given.reduce() if isinstance(given, Merged | Separate) else given
-        levels = np.asarray(plateau_losses(task))
-        if merged:
-            assert isinstance(model, Merged)
-            curve = np.asarray(merged_course(Population(task), model, times).loss)
-            levels = levels[[0, -1]]
-            expected = crossings(times, curve, levels)
-        else:
-            stairs = staircase(task, model, probes=0)
-            curve = stairs.run.loss(times)
-            expected = np.full(len(levels) - 1, np.nan)
-            expected[: len(stairs.times)] = stairs.times
-        curves.append(curve)
+    times, curves, predicted, measured = runs["time"].values, [], [], []
+    for i, (task, model) in enumerate(zip(tasks, models, strict=True)):
+        engine = next((one for one in ENGINES if one.admits(task, model) is None), None)
+        if engine is None:
+            return None
+        found = engine(task, model)
+        expected = np.full(len(found.levels) - 1, np.nan)
+        expected[: len(found.times)] = found.times
+        curves.append(found.curve(times).loss)
         predicted.append(expected)
-        measured.append(crossings(times, runs["loss"].values[i], levels))
+        measured.append(crossings(times, runs["loss"].values[i], found.levels))
     data = xr.Dataset(
         {"loss": (("seed", "time"), np.stack(curves))},
         coords={"seed": runs["seed"].values, "time": times},
     )
-    return Prediction(data, np.stack(predicted), np.stack(measured))
+    return Comparison(data, np.stack(predicted), np.stack(measured))
 
 
 def crossings(times: np.ndarray, loss: np.ndarray, levels: np.ndarray) -> np.ndarray:
