@@ -89,7 +89,10 @@ class Population(AbstractLoss):
     covariance: Float[Array, "D D"]
 
     def __init__(self, task: AbstractTask) -> None:
-        """Evaluate the closed forms for a task, which must be a linear regression."""
+        """Evaluate the closed forms.
+
+        - `task`: a linear regression, `Task`; others have no closed form and are refused.
+        """
         known = require_task(task, "the population is")
         self.power, self.cross, self.second, self.covariance = _closed_form(known)
 
