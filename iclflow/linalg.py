@@ -1,6 +1,7 @@
 """Linear algebra shared by the science: roots, rotations, packing, factored products."""
 
 import functools
+import graphlib
 import itertools
 import math
 from typing import Any
@@ -34,7 +35,7 @@ def contract(subscripts: str, *arrays: Array) -> Array:
     sizes = dict(itertools.chain(*shapes))
     if jax.default_backend() != "gpu" or math.prod(sizes.values()) > SMALL:
         return jnp.einsum(subscripts, *arrays)
-    order = result + "".join(sorted(set(sizes) - set(result)))
+    order = _common_order((*names, result))
     product = None
     for name, array in zip(names, arrays, strict=True):
         present = [n for n in order if n in name]
@@ -42,8 +43,23 @@ def contract(subscripts: str, *arrays: Array) -> Array:
         spread = spread.reshape([sizes[n] if n in name else 1 for n in order])
         product = spread if product is None else product * spread
     assert product is not None
-    summed = jnp.broadcast_to(product, [sizes[n] for n in order])
-    return jnp.sum(summed, axis=tuple(range(len(result), len(order))))
+    whole = jnp.broadcast_to(product, [sizes[n] for n in order])
+    summed = jnp.sum(whole, axis=tuple(i for i, n in enumerate(order) if n not in result))
+    left = [n for n in order if n in result]
+    return jnp.transpose(summed, [left.index(n) for n in result])
+
+
+@functools.cache
+def _common_order(names: tuple[str, ...]) -> str:
+    """All indices in an order that turns no array round, if there is one."""
+    sorter: graphlib.TopologicalSorter[str] = graphlib.TopologicalSorter()
+    for name in names:
+        for place, index in enumerate(name):
+            sorter.add(index, *name[max(place - 1, 0) : place])
+    try:
+        return "".join(sorter.static_order())
+    except graphlib.CycleError:
+        return "".join(dict.fromkeys("".join(names)))
 
 
 @functools.partial(jax.jit, static_argnames="power")

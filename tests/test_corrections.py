@@ -52,6 +52,24 @@ def hessian_eigenvalues(weights, *task):
     return np.linalg.eigvalsh(jax.hessian(lambda f: loss(unflatten(f), *task))(flat) / 2)
 
 
+def test_the_flow_of_the_query_has_q_k_transposed():
+    covariance, second, cross = task = moments(SPECTRUM, np.eye(4), 31)
+    off = []
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        v, k, q = (jnp.asarray(rng.normal(size=s)) for s in ((5,), (5, 1, 4), (5, 1, 4)))
+        truth = -jax.grad(loss)((v, k, q), *task)[2][:, 0] / 2
+        product = jnp.einsum("h,hd,hc->dc", v, k[:, 0], q[:, 0])
+        right, printed = (
+            v[:, None] * (k[:, 0] @ (cross - covariance @ sum_of_heads @ second).T)
+            for sum_of_heads in (product.T, product)
+        )
+        assert float(jnp.max(jnp.abs(right - truth))) < 1e-13
+        off.append(float(jnp.linalg.norm(printed - truth) / jnp.linalg.norm(truth)))
+    assert np.median(off) == pytest.approx(0.73, abs=0.01)
+    assert min(off) > 0.1
+
+
 def test_order_of_learning_follows_the_drop_not_the_gain():
     covariance, second, cross = task = moments([1.0, 0.5], np.diag([1.0, 3.0]), 200)
     gains, scales = np.diag(cross), np.diag(covariance) * np.diag(second)

@@ -7,6 +7,7 @@ import pytest
 
 from iclflow.diagnostics import change_time, fourier_concentration, frequency_shares
 from iclflow.experiments.grokking import data as grokking
+from iclflow.experiments.grokking.claims import claims
 from iclflow.experiments.grokking.figure import draw
 from iclflow.experiments.runs import labelled
 
@@ -119,7 +120,7 @@ def test_claims_say_who_moved_first_and_the_figure_is_drawn():
     assert half["test_loss"] == pytest.approx(2000, rel=1e-2)
     for i, name in enumerate(names):
         assert half[name] == pytest.approx(500 * (i + 1), rel=2e-2)
-    found = {claim.id: claim for claim in grokking.claims(data)}
+    found = {claim.id: claim for claim in claims(data)}
     assert found["lt-grok-delay"].holds
     assert found["lt-grok-stages"].measured == 2
     assert found["lt-grok-rank"].holds
@@ -137,6 +138,6 @@ def test_a_seed_that_never_generalises_settles_no_claim():
     data = constructed(dict.fromkeys(names, 1000.0))
     data["test_accuracy"][1] = 0.3
     data["grokked"][1] = np.nan
-    found = {claim.id: claim.holds for claim in grokking.claims(data)}
+    found = {claim.id: claim.holds for claim in claims(data)}
     assert not found["lt-grok-generalises"]
     assert not found["lt-grok-delay"]

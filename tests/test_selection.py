@@ -5,7 +5,7 @@ import pytest
 import iclflow as icl
 from iclflow.losses.memory import readable, require_memory
 from iclflow.models import Blocks
-from iclflow.study.prediction import crossings, predict
+from iclflow.study.comparison import compare, crossings
 from tests.cases import KEY, MODELS, TASKS, softmax
 
 
@@ -66,7 +66,7 @@ def test_theory_over_a_simulation(name):
         icl.Population(task), init, icl.Flow(), seeds=2, saveat=np.linspace(0, end, 3000)
     )
     models = [init(jax.random.key(s)) for s in (0, 1)]
-    theory = predict([task, task], models, runs)
+    theory = compare([task, task], models, runs)
     seen = np.isfinite(theory.measured)
     assert seen.any()
     assert theory.error < 0.01
@@ -78,7 +78,7 @@ def test_no_theory_for_softmax():
     loss = icl.Sequences.sample(task, 20, KEY)
     init = softmax(task)
     runs = icl.sweep(loss, init, icl.Descent(0.1), until=5)
-    assert predict([task], [init(KEY)], runs) is None
+    assert compare([task], [init(KEY)], runs) is None
 
 
 def test_public_names_are_what_they_say():

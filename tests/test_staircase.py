@@ -10,6 +10,8 @@ from iclflow.losses import Population
 from iclflow.models import ConvNet, Merged, Separate
 from iclflow.tasks.task import Task
 from iclflow.tasks.task_vectors import Normal
+from iclflow.theory.drops.frame import Frame, separate_weights
+from iclflow.theory.drops.head_flow import HeadFlow
 from iclflow.theory.drops.scalar_ode import X_MID, value_course
 from iclflow.theory.drops.staircase import DropsBy, staircase
 from iclflow.theory.fixed_points.modes import Modes
@@ -22,10 +24,10 @@ def start(task, scale, seed=0, heads=5, rank=1):
     return Separate.initialiser(task, heads=heads, rank=rank, scale=scale)(jax.random.key(seed))
 
 
-def compare(task, model, probes=0):
+def compare(task, model, drops_by=DropsBy.COURSE):
     """The prediction, the flow past its last drop, and the true drop times."""
     population = Population(task)
-    stairs = staircase(population, model, probes=probes)
+    stairs = staircase(population, model, drops_by=drops_by, probes=0)
     for factor in (1.3, 5.0):
         flow = gradient_flow.separate_flow(population, model, factor * stairs.times[-1] + 500)
         true = flow.crossings(stairs.levels)
@@ -72,7 +74,8 @@ def test_drop_times_of_a_hundred_starts_at_1e_2():
 def test_levels_and_value_weights_are_those_of_the_fixed_points():
     stairs = staircase(LINEAR, start(LINEAR, 1e-3), probes=0)
     assert np.allclose(stairs.levels, [1, 0.640580, 0.377372, 0.209805, 0.135995], atol=5e-7)
-    assert np.allclose(np.abs(stairs.values), [1.3097, 1.4301, 1.6120, 1.9470], atol=5e-5)
+    # The flow keeps what is left of the start, of the order of w.
+    assert np.allclose(np.abs(stairs.values), [1.3097, 1.4301, 1.6120, 1.9470], atol=2e-4)
     assert stairs.ended == "every mode is learned"
     assert stairs.escapes.all()
     assert len(set(stairs.heads)) == 4
@@ -112,7 +115,11 @@ def test_every_kind_of_task_and_head(name):
     options, heads, rank, tolerance = CASES[name]
     task = make_task(**options)
     model = start(task, 1e-3, seed=1, heads=heads, rank=rank)
-    stairs, flow, true = compare(task, model)
+    stairs, flow, true = compare(task, model, None)
+    if Modes.of(task).commuting and Frame.of(Modes.of(task)).ordered():
+        course = staircase(task, model, drops_by=DropsBy.COURSE, probes=0)
+        assert np.abs(course.times / true - 1).max() < tolerance
+        assert np.array_equal(course.heads, stairs.heads)
     modes = Modes.of(task).rank
     count = min(heads * rank, modes)
     assert len(stairs.times) == count
@@ -141,18 +148,17 @@ def test_the_loss_and_weight_curves_overlay_the_flow():
     index = np.abs(times[:, None] - true[None, :]).argmin(axis=1)
     shifted = times + (true - stairs.times)[index]
     assert np.abs(np.asarray(run.loss) - flow.loss(shifted)).max() < 2e-3
-    assert np.abs(np.asarray(run["values"]) - flow.values(shifted)).max() < 2e-2
+    assert np.abs(np.asarray(run.values) - flow.values(shifted)).max() < 2e-2
     M = flow.matrix(flow.weights(shifted))
-    assert np.abs(np.asarray(run["effective"]) - M).max() < 1e-2 * np.abs(M).max()
+    assert np.abs(np.asarray(run.effective) - M).max() < 1e-2 * np.abs(M).max()
     early = np.linspace(0, 0.9 * true[0], 6)  # dormant heads, v of order 1e-3
-    found, dormant = np.asarray(stairs.at(early)["values"]), flow.values(early)
+    found, dormant = np.asarray(stairs.at(early).values), flow.values(early)
     assert np.abs(found - dormant).max() < 1e-3 * np.abs(dormant).max()
 
 
 def test_the_curve_shows_every_drop():
     stairs = staircase(LINEAR, start(LINEAR, 1e-3), probes=0)
-    curve = stairs.trajectory
-    assert np.array_equal(curve.time, stairs.time)
+    curve = stairs.at(stairs.time)
     assert np.array_equal(curve.loss, stairs.loss)
     assert np.all(np.diff(curve.loss) <= 1e-12)
     for upper, lower in zip(stairs.levels[:-1], stairs.levels[1:], strict=True):
@@ -208,7 +214,55 @@ def test_the_papers_durations_are_an_order_of_magnitude():
     assert stairs.paper_durations[0] == pytest.approx(stairs.times[0], rel=2e-3)
 
 
-@pytest.mark.parametrize(("scale", "tolerance"), [(1e-1, 3e-3), (1e-2, 1e-3), (1e-3, 1e-4)])
+@pytest.mark.parametrize("seed", [0, 3, 11])
+def test_every_drop_is_credited_to_the_head_that_makes_it(seed):
+    # At w = 0.07 plateaus are short: two heads may escape in one descent.
+    stairs, flow, _ = compare(LINEAR, start(LINEAR, 0.07, seed), DropsBy.FLOW)
+    values = np.abs(flow.values(flow.solution.t))
+    grown = np.flatnonzero(values[-1] > 0.5)
+    halfway = np.argmax(values[:, grown] > values[-1, grown] / 2, axis=0)
+    assert np.array_equal(stairs.heads, grown[np.argsort(halfway)])
+    assert stairs.escapes.all()
+    assert np.all(np.diff([drop.blow_up for drop in stairs.run.drops]) > 0)
+    assert np.isfinite(stairs.paper_durations).all()
+
+
+@pytest.mark.parametrize("gap", [1e-2, 1e-3, 1e-5, 1e-10])
+def test_nearly_equal_eigenvalues(gap):
+    # The first head learns a mixture of the two modes, which the others see.
+    task = Task([0.3 * (1 + gap), 0.3, 0.2], 31)
+    model = start(task, 1e-3, heads=4)
+    stairs, _, true = compare(task, model, None)
+    assert stairs.by is DropsBy.FLOW
+    assert np.abs(stairs.times / true - 1).max() < 3e-4
+    equal = staircase(Task([0.3, 0.3, 0.2], 31), model).condition
+    assert staircase(task, model).condition[1] == pytest.approx(equal[1], rel=0.4)
+    course = staircase(task, model, drops_by=DropsBy.COURSE, probes=0).times
+    assert (np.abs(course / true - 1).max() > 0.01) == (gap > 1e-9)
+
+
+def test_slope_and_jacobian_are_those_of_the_loss():
+    population, model = Population(LINEAR), start(LINEAR, 1.0, heads=3, rank=2)
+    weights = separate_weights(model)
+    flow = HeadFlow.of(Modes.of(population), weights)
+
+    def loss(y):
+        k, q = y[3:].reshape(2, *model.keys.shape)
+        return population(Separate(values=y[:3, None, None], keys=k, queries=q))
+
+    y = np.concatenate([a.ravel() for a in weights])
+    assert flow.loss(y[None])[0] == pytest.approx(float(loss(jnp.asarray(y))), rel=1e-13)
+    assert np.abs(flow.slope(0.0, y) + jax.grad(loss)(jnp.asarray(y)) / 2).max() < 1e-13
+    assert np.abs(flow.jacobian(0.0, y) + jax.hessian(loss)(jnp.asarray(y)) / 2).max() < 1e-13
+
+
+def test_large_models_go_by_their_scalar_courses():
+    task = Task(np.linspace(1.0, 0.2, 12), 31)
+    assert staircase(task, start(task, 1e-3, heads=13), probes=0).by is DropsBy.COURSE
+    assert staircase(LINEAR, start(LINEAR, 1e-3), probes=0).by is DropsBy.FLOW
+
+
+@pytest.mark.parametrize(("scale", "tolerance"), [(1e-1, 3e-4), (1e-2, 3e-4), (1e-3, 1e-4)])
 def test_following_the_flow_down_each_drop_is_more_accurate(scale, tolerance):
     population = Population(LINEAR)
     for seed in range(3):
@@ -221,7 +275,7 @@ def test_following_the_flow_down_each_drop_is_more_accurate(scale, tolerance):
         shifted = times + (true - stairs.times)[np.abs(times[:, None] - true).argmin(axis=1)]
         run = stairs.at(times)
         assert np.abs(np.asarray(run.loss) - flow.loss(shifted)).max() < 10 * tolerance
-        assert np.abs(np.asarray(run["values"]) - flow.values(shifted)).max() < 10 * tolerance
+        assert np.abs(np.asarray(run.values) - flow.values(shifted)).max() < 10 * tolerance
 
 
 def test_scalar_courses_are_refused_where_there_are_none():

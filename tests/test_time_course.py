@@ -108,9 +108,9 @@ def test_merged_course_of_any_covariance(covariance):
     times = np.linspace(0, 2.5 * half, 50)
     found = time_course.merged_course(population, model, times)
     assert np.abs(np.asarray(found.loss) - flow.loss(times)).max() < 1e-4
-    assert np.abs(np.asarray(found["values"])[25:] - flow.values(times)[25:]).max() < 5e-3
+    assert np.abs(np.asarray(found.values)[25:] - flow.values(times)[25:]).max() < 5e-3
     M = flow.matrix(flow.weights(times))
-    assert np.abs(np.asarray(found["effective"]) - M).max() < 5e-3
+    assert np.abs(np.asarray(found.effective) - M).max() < 5e-3
 
 
 def test_merged_course_at_rest():

@@ -150,13 +150,12 @@ def draw(study: Any, runs: Any, theory: Any, path: Path) -> None:
     """The loss with the theory's levels and, where there is one, its prediction."""
     from iclflow.plots.losses import loss_figure
     from iclflow.results.pictures import save_figure
-    from iclflow.study.study import worst_error
 
     curves = None if theory is None else theory.curves
     title = study.title()
     if theory is not None and theory.error == theory.error:
         title += f"\ntheory from the initial weights: drop times to {theory.error:.1%} (median)"
-        title += f", {worst_error(theory):.1%} (worst)"
+        title += f", {theory.worst:.1%} (worst)"
     save_figure(loss_figure(runs, levels=study.levels(), theory=curves, title=title), path)
 
 

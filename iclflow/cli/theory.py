@@ -45,20 +45,18 @@ def run(args: argparse.Namespace) -> int:
     theory_linear_transformer.refuse_options(args)
     import jax
 
+    from iclflow.theory.predict import predict
     from iclflow.theory.summary import start_summary, task_summary
 
     task = settings.task()
     found = task_summary(task, settings.heads, settings.rank) | {"notes": not_covered(settings)}
-    model = None
+    prediction = None
     if args.scale is not None or (args.file is not None and settings.scale):
-        kind = settings.model.removeprefix("softmax-")
-        if kind != settings.model:
-            raise ValueError("drop times are known for linear attention; leave out softmax-")
         model = settings.initialiser(task)(jax.random.key(settings.seed))
-        model = model.reduce() if hasattr(model, "reduce") else model
-        found |= start_summary(task, model, settings.scale)
+        prediction = predict(task, model)
+        found |= start_summary(prediction, task, settings.scale)
     if args.plot is not None:
-        draw(found, task, model, args.plot)
+        draw(found, prediction, args.plot)
     if args.json:
         print_json(found)
     else:
@@ -81,24 +79,12 @@ def not_covered(settings: Any) -> list[str]:
     return found
 
 
-def draw(found: dict[str, Any], task: Any, model: Any, path: Path) -> None:
+def draw(found: dict[str, Any], prediction: Any, path: Path) -> None:
     """The predicted loss, with the levels; the levels alone without initial weights."""
-    from iclflow.losses import Population
-    from iclflow.models import Merged, Separate
     from iclflow.plots.theory import theory_figure
     from iclflow.results.pictures import save_figure
-    from iclflow.runs.labels import to_dataset
-    from iclflow.theory.drops.one_drop import merged_course
-    from iclflow.theory.drops.staircase import staircase
 
-    curve = None
-    if isinstance(model, Separate):
-        curve = to_dataset(staircase(task, model, probes=0).trajectory)
-    elif isinstance(model, Merged):
-        import numpy as np
-
-        times = np.linspace(0, 2 * found["drop_times"][0], 400)
-        curve = to_dataset(merged_course(Population(task), model, times))
+    curve = None if prediction is None else prediction.curve(prediction.time)
     save_figure(
         theory_figure(found["plateau_losses"], curve=curve, drops=found.get("drop_times")), path
     )

@@ -1,24 +1,11 @@
 """A run or a loss curve, read with the theory at hand: stages, algorithms, what comes next."""
 
-from iclflow.diagnosis.along import measure_along
-from iclflow.diagnosis.curves import diagnose_curve, read_curve
-from iclflow.diagnosis.runs import (
-    diagnose_run,
-    diagnose_runs,
-    run_settings,
-    select_run,
-    spells,
-    stage_rows,
-)
-
-__all__ = [
-    "diagnose_curve",
-    "diagnose_run",
-    "diagnose_runs",
-    "measure_along",
-    "read_curve",
-    "run_settings",
-    "select_run",
-    "spells",
-    "stage_rows",
-]
+from iclflow.diagnosis.along import measure_along as measure_along
+from iclflow.diagnosis.curves import diagnose_curve as diagnose_curve
+from iclflow.diagnosis.curves import read_curve as read_curve
+from iclflow.diagnosis.runs import diagnose_run as diagnose_run
+from iclflow.diagnosis.runs import diagnose_runs as diagnose_runs
+from iclflow.diagnosis.runs import run_settings as run_settings
+from iclflow.diagnosis.runs import select_run as select_run
+from iclflow.diagnosis.runs import spells as spells
+from iclflow.diagnosis.runs import stage_rows as stage_rows

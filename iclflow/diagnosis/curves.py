@@ -10,12 +10,9 @@ import xarray as xr
 from jaxtyping import Float
 
 from iclflow.diagnostics import Clock, find_stages
-from iclflow.losses import Population
-from iclflow.models import AbstractModel, Merged
+from iclflow.models import AbstractModel
 from iclflow.tasks.task import Task
-from iclflow.theory import plateau_losses
-from iclflow.theory.drops.one_drop import merged_half_time
-from iclflow.theory.drops.staircase import staircase
+from iclflow.theory import Modes, plateau_losses, predict, visited_levels
 
 LARGEST = 2**30  # bytes of a loss curve
 QUANTILES = (0.1, 0.5, 0.9)
@@ -61,7 +58,7 @@ def diagnose_curve(
     """Stages of a curve, the plateau levels L(M_m), and the next drop.
 
     `starts` are initial weights drawn as the run drew its own; each has a drop time by theory
-    (`staircase`, or the course of merged attention), on the clock t/τ = 2 `rate` · step. The
+    (`theory.predict`), on the clock t/τ = 2 `rate` · step. The
     next drop is predicted from the starts whose plateau lasts at least as long as this one has.
 
     Over `time` (steps): `loss`. Over `stage`: `start`, `end`, `level`, `confidence`, and with a
@@ -86,8 +83,7 @@ def diagnose_curve(
     attrs: dict[str, Any] = {"falling": int(falling)}
     levels = np.zeros(0)
     if task is not None:
-        levels = np.asarray(plateau_losses(task))
-        levels = levels[[0, -1]] if any(isinstance(model, Merged) for model in starts) else levels
+        levels = visited_levels(task, starts[0]) if starts else np.asarray(plateau_losses(task))
         gaps = found["level"][1][:, None] - levels[None]
         nearest = np.argmin(np.abs(gaps), axis=1)
         found["plateau_number"] = ("stage", nearest)
@@ -123,14 +119,10 @@ def _drop_steps(
     task: Task, starts: Sequence[AbstractModel], rate: float, count: int
 ) -> Float[np.ndarray, "S n"]:
     """The steps of the drops of every start; infinite where a drop never comes."""
-    population = Population(task)
-    steps = np.full((len(starts), count), np.inf)
+    modes, steps = Modes.of(task), np.full((len(starts), count), np.inf)
     for row, model in zip(steps, starts, strict=True):
-        if isinstance(model, Merged):
-            row[0] = merged_half_time(population, model)
-        else:
-            times = staircase(population, model, probes=0).times
-            row[: len(times)] = times
+        times = predict(modes, model, probes=0).times
+        row[: len(times)] = times
     return steps / (2 * rate)
 
 

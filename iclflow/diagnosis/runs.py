@@ -16,7 +16,7 @@ from iclflow.models import AbstractModel
 from iclflow.runs.record import recorded_models
 from iclflow.study.settings import Settings
 from iclflow.tasks.task import Task
-from iclflow.theory import plateau_losses
+from iclflow.theory import visited_levels
 
 RECORD = "record them, for example iclflow simulate --record loss,weights --out run.nc"
 TESTS = ("in_context_loss", "in_weight_loss")  # what a run with a fixed task records of itself
@@ -204,7 +204,6 @@ def _stage_variables(
 
 def levels_of(task: Task, settings: Settings) -> Float[np.ndarray, " n"]:
     """L(M_m), where the theory covers the run."""
-    if settings.fixed_fraction > 0 or settings.model.startswith("softmax"):
+    if settings.fixed_fraction > 0:
         return np.zeros(0)
-    levels = np.asarray(plateau_losses(task))
-    return levels[[0, -1]] if settings.model in ("merged", "mlp") else levels
+    return visited_levels(task, settings.initialiser(task)(jax.random.key(settings.seed)))

@@ -1,96 +1,42 @@
 """What a model is doing at a moment of its training, read from arrays alone."""
 
-from iclflow.diagnostics.alignment import (
-    active_head_count,
-    active_heads,
-    assign_heads,
-    head_alignment,
-    head_contributions,
-    head_parallelism,
-    pairwise_cosines,
-)
-from iclflow.diagnostics.changes import change_time
-from iclflow.diagnostics.curvature import (
-    Ritz,
-    hessian_vector_product,
-    lanczos,
-    top_eigenvalues,
-)
-from iclflow.diagnostics.detectors import (
-    Curvature,
-    autocorrelation,
-    autocorrelation_curvature,
-    time_curvature,
-)
-from iclflow.diagnostics.fourier import fourier_concentration, frequency_shares
-from iclflow.diagnostics.spectrum import (
-    convergence_order,
-    effective_rank,
-    marginalised_effective_rank,
-    mode_strengths,
-    relative_to_start,
-    remove_modes,
-    singular_values,
-    stable_rank,
-    tracked_effective_rank,
-)
-from iclflow.diagnostics.stages import (
-    Clock,
-    Drop,
-    Plateau,
-    Stages,
-    find_stages,
-    find_stages_of_runs,
-    stages_dataset,
-)
-from iclflow.diagnostics.subspace import (
-    consecutive_distances,
-    principal_angles,
-    projector_distance,
-    right_basis,
-    subspace_distance,
-    unexplained,
-)
-
-__all__ = [
-    "Clock",
-    "Curvature",
-    "Drop",
-    "Plateau",
-    "Ritz",
-    "Stages",
-    "active_head_count",
-    "active_heads",
-    "assign_heads",
-    "autocorrelation",
-    "autocorrelation_curvature",
-    "change_time",
-    "consecutive_distances",
-    "convergence_order",
-    "effective_rank",
-    "find_stages",
-    "find_stages_of_runs",
-    "fourier_concentration",
-    "frequency_shares",
-    "head_alignment",
-    "head_contributions",
-    "head_parallelism",
-    "hessian_vector_product",
-    "lanczos",
-    "marginalised_effective_rank",
-    "mode_strengths",
-    "pairwise_cosines",
-    "principal_angles",
-    "projector_distance",
-    "relative_to_start",
-    "remove_modes",
-    "right_basis",
-    "singular_values",
-    "stable_rank",
-    "stages_dataset",
-    "subspace_distance",
-    "time_curvature",
-    "top_eigenvalues",
-    "tracked_effective_rank",
-    "unexplained",
-]
+from iclflow.diagnostics.alignment import active_head_count as active_head_count
+from iclflow.diagnostics.alignment import active_heads as active_heads
+from iclflow.diagnostics.alignment import assign_heads as assign_heads
+from iclflow.diagnostics.alignment import head_alignment as head_alignment
+from iclflow.diagnostics.alignment import head_contributions as head_contributions
+from iclflow.diagnostics.alignment import head_parallelism as head_parallelism
+from iclflow.diagnostics.alignment import pairwise_cosines as pairwise_cosines
+from iclflow.diagnostics.changes import change_time as change_time
+from iclflow.diagnostics.curvature import Ritz as Ritz
+from iclflow.diagnostics.curvature import hessian_vector_product as hessian_vector_product
+from iclflow.diagnostics.curvature import lanczos as lanczos
+from iclflow.diagnostics.curvature import top_eigenvalues as top_eigenvalues
+from iclflow.diagnostics.detectors import Curvature as Curvature
+from iclflow.diagnostics.detectors import autocorrelation as autocorrelation
+from iclflow.diagnostics.detectors import autocorrelation_curvature as autocorrelation_curvature
+from iclflow.diagnostics.detectors import time_curvature as time_curvature
+from iclflow.diagnostics.fourier import fourier_concentration as fourier_concentration
+from iclflow.diagnostics.fourier import frequency_shares as frequency_shares
+from iclflow.diagnostics.spectrum import convergence_order as convergence_order
+from iclflow.diagnostics.spectrum import effective_rank as effective_rank
+from iclflow.diagnostics.spectrum import marginalised_effective_rank as marginalised_effective_rank
+from iclflow.diagnostics.spectrum import mode_strengths as mode_strengths
+from iclflow.diagnostics.spectrum import relative_to_start as relative_to_start
+from iclflow.diagnostics.spectrum import remove_modes as remove_modes
+from iclflow.diagnostics.spectrum import singular_values as singular_values
+from iclflow.diagnostics.spectrum import stable_rank as stable_rank
+from iclflow.diagnostics.spectrum import tracked_effective_rank as tracked_effective_rank
+from iclflow.diagnostics.stages import Clock as Clock
+from iclflow.diagnostics.stages import Drop as Drop
+from iclflow.diagnostics.stages import Plateau as Plateau
+from iclflow.diagnostics.stages import Stages as Stages
+from iclflow.diagnostics.stages import find_stages as find_stages
+from iclflow.diagnostics.stages import find_stages_of_runs as find_stages_of_runs
+from iclflow.diagnostics.stages import stages_dataset as stages_dataset
+from iclflow.diagnostics.subspace import consecutive_distances as consecutive_distances
+from iclflow.diagnostics.subspace import principal_angles as principal_angles
+from iclflow.diagnostics.subspace import projector_distance as projector_distance
+from iclflow.diagnostics.subspace import right_basis as right_basis
+from iclflow.diagnostics.subspace import subspace_distance as subspace_distance
+from iclflow.diagnostics.subspace import unexplained as unexplained

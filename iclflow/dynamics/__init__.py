@@ -1,22 +1,14 @@
 """Dynamics: how training time advances."""
 
-from iclflow.dynamics.base import AbstractDynamics
-from iclflow.dynamics.descent import Descent, DescentState
-from iclflow.dynamics.flow import Flow, FlowState
-from iclflow.dynamics.optimisers import AbstractOptimiser, Adam, GradientDescent, Momentum
-from iclflow.dynamics.sharpness import reference_minimum, sharpness, stable_rate
-
-__all__ = [
-    "AbstractDynamics",
-    "AbstractOptimiser",
-    "Adam",
-    "Descent",
-    "DescentState",
-    "Flow",
-    "FlowState",
-    "GradientDescent",
-    "Momentum",
-    "reference_minimum",
-    "sharpness",
-    "stable_rate",
-]
+from iclflow.dynamics.base import AbstractDynamics as AbstractDynamics
+from iclflow.dynamics.descent import Descent as Descent
+from iclflow.dynamics.descent import DescentState as DescentState
+from iclflow.dynamics.flow import Flow as Flow
+from iclflow.dynamics.flow import FlowState as FlowState
+from iclflow.dynamics.optimisers import AbstractOptimiser as AbstractOptimiser
+from iclflow.dynamics.optimisers import Adam as Adam
+from iclflow.dynamics.optimisers import GradientDescent as GradientDescent
+from iclflow.dynamics.optimisers import Momentum as Momentum
+from iclflow.dynamics.sharpness import reference_minimum as reference_minimum
+from iclflow.dynamics.sharpness import sharpness as sharpness
+from iclflow.dynamics.sharpness import stable_rate as stable_rate

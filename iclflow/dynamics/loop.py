@@ -9,7 +9,7 @@ from jaxtyping import Array, Int
 
 CHECKPOINTS = 64  # states kept for the backward pass
 BLOCK = 5  # on a GPU, 2^BLOCK steps between two looks at the counter
-UNROLL = 4
+UNROLL = 16  # of them in one go
 
 
 def repeat(step: Callable[[Any], Any], state: Any, count: Int[Array, ""]) -> Any:
@@ -22,17 +22,15 @@ def repeat(step: Callable[[Any], Any], state: Any, count: Int[Array, ""]) -> Any
     """
     if jax.default_backend() != "gpu":
         return _while(step, state, count)
-
-    def steps(number: int) -> Callable[[Any], Any]:
-        unroll = min(number, UNROLL)
-        return lambda s: jax.lax.scan(lambda s, _: (step(s), None), s, None, number, unroll=unroll)[
-            0
-        ]
-
-    state = _while(steps(2**BLOCK), state, count >> BLOCK)
+    state = _while(_steps(step, 2**BLOCK), state, count >> BLOCK)
     for bit in range(BLOCK):
-        state = jax.lax.cond((count >> bit) & 1, steps(2**bit), lambda s: s, state)
+        state = jax.lax.cond((count >> bit) & 1, _steps(step, 2**bit), lambda s: s, state)
     return state
+
+
+def _steps(step: Callable[[Any], Any], count: int) -> Callable[[Any], Any]:
+    unroll = min(count, UNROLL)
+    return lambda s: jax.lax.scan(lambda s, _: (step(s), None), s, None, count, unroll=unroll)[0]
 
 
 def _while(step: Callable[[Any], Any], state: Any, count: Int[Array, ""]) -> Any:

@@ -32,7 +32,11 @@ class GradientDescent(AbstractOptimiser):
 
 
 class Momentum(AbstractOptimiser):
-    """Heavy-ball momentum."""
+    """Heavy-ball momentum.
+
+    - `decay`: of the running sum of gradients.
+    - `nesterov`: take the gradient a step ahead.
+    """
 
     decay: float = 0.9
     nesterov: bool = eqx.field(static=True, default=False)
@@ -42,7 +46,12 @@ class Momentum(AbstractOptimiser):
 
 
 class Adam(AbstractOptimiser):
-    """Adam; with weight decay, AdamW."""
+    """Adam; with weight decay, AdamW.
+
+    - `b1`, `b2`: decay of the running means of the gradient and of its square.
+    - `eps`: added to the root of the latter.
+    - `weight_decay`: times the rate, the share of the weights that a step takes off.
+    """
 
     b1: float = 0.9
     b2: float = 0.999

@@ -1,31 +1,15 @@
 """Losses: one task known at several levels of exactness."""
 
-from iclflow.losses.base import AbstractLoss
-from iclflow.losses.features import (
-    AbstractFeatureMap,
-    Features,
-    FullFeatures,
-    ReducedFeatures,
-)
-from iclflow.losses.moments import Moments
-from iclflow.losses.population import Population
-from iclflow.losses.population_moments import population_moments
-from iclflow.losses.prompted import AbstractPromptLoss
-from iclflow.losses.sequences import Sequences
-from iclflow.losses.stochastic import Fresh, Minibatch, PoolPass
-
-__all__ = [
-    "AbstractFeatureMap",
-    "AbstractLoss",
-    "AbstractPromptLoss",
-    "Features",
-    "Fresh",
-    "FullFeatures",
-    "Minibatch",
-    "Moments",
-    "PoolPass",
-    "Population",
-    "ReducedFeatures",
-    "Sequences",
-    "population_moments",
-]
+from iclflow.losses.base import AbstractLoss as AbstractLoss
+from iclflow.losses.features import AbstractFeatureMap as AbstractFeatureMap
+from iclflow.losses.features import Features as Features
+from iclflow.losses.features import FullFeatures as FullFeatures
+from iclflow.losses.features import ReducedFeatures as ReducedFeatures
+from iclflow.losses.moments import Moments as Moments
+from iclflow.losses.population import Population as Population
+from iclflow.losses.population_moments import population_moments as population_moments
+from iclflow.losses.prompted import AbstractPromptLoss as AbstractPromptLoss
+from iclflow.losses.sequences import Sequences as Sequences
+from iclflow.losses.stochastic import Fresh as Fresh
+from iclflow.losses.stochastic import Minibatch as Minibatch
+from iclflow.losses.stochastic import PoolPass as PoolPass

@@ -4,6 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from iclflow.linalg import contract
@@ -46,20 +47,32 @@ def bilinear_form(
     cross: Float[Array, "O K D"],
 ) -> Float[Array, ""]:
     """⟨M, B M Λ⟩ - 2 ⟨M, G⟩ for symmetric B and Λ, with a gradient that reuses B M Λ."""
-    curved = contract("jk,okd,dc->ojc", second, weights, covariance)
-    return jnp.sum(weights * (curved - 2 * cross))
+    return jnp.sum(weights * (_curved(weights, second, covariance) - 2 * cross))
 
 
-@bilinear_form.defjvp
 def _bilinear_form_jvp(primals: tuple, tangents: tuple) -> tuple:
     weights, second, covariance, cross = primals
-    change, second_dot, covariance_dot, cross_dot = tangents
-    curved = contract("jk,okd,dc->ojc", second, weights, covariance)
-    tangent = 2 * jnp.sum((curved - cross) * change)
-    # The form is linear in the rest; where a dataset is not differentiated these are zeros.
-    tangent = tangent + bilinear_form(weights, second_dot, covariance, cross_dot)
-    tangent = tangent + bilinear_form(weights, second, covariance_dot, jnp.zeros_like(cross))
-    return jnp.sum(weights * (curved - 2 * cross)), tangent
+    curved = _curved(weights, second, covariance)
+    value = jnp.sum(weights * (curved - 2 * cross))
+    zero, (change, of_second, of_covariance, of_cross) = SymbolicZero, tangents
+    # The form is linear in the rest; only what is differentiated is computed.
+    tangent = jnp.zeros_like(value)
+    if type(change) is not zero:
+        tangent += 2 * jnp.sum((curved - cross) * change)
+    if type(of_second) is not zero:
+        tangent += jnp.sum(weights * _curved(weights, of_second, covariance))
+    if type(of_covariance) is not zero:
+        tangent += jnp.sum(weights * _curved(weights, second, of_covariance))
+    if type(of_cross) is not zero:
+        tangent -= 2 * jnp.sum(weights * of_cross)
+    return value, tangent
+
+
+bilinear_form.defjvp(_bilinear_form_jvp, symbolic_zeros=True)
+
+
+def _curved(weights: Array, second: Array, covariance: Array) -> Float[Array, "O K D"]:
+    return contract("ojd,dc->ojc", contract("jk,okd->ojd", second, weights), covariance)
 
 
 class Population(AbstractLoss):
@@ -76,7 +89,10 @@ class Population(AbstractLoss):
     covariance: Float[Array, "D D"]
 
     def __init__(self, task: AbstractTask) -> None:
-        """Evaluate the closed forms for a task, which must be a linear regression."""
+        """Evaluate the closed forms.
+
+        - `task`: a linear regression, `Task`; others have no closed form and are refused.
+        """
         known = require_task(task, "the population is")
         self.power, self.cross, self.second, self.covariance = _closed_form(known)
 

@@ -17,7 +17,11 @@ from iclflow.tasks.task_vectors import Pool
 
 
 class Minibatch(AbstractLoss):
-    """Each step descends the loss of `size` sequences drawn without replacement."""
+    """Each step descends the loss of some sequences, drawn without replacement.
+
+    - `whole`: the loss of all, which is what is reported.
+    - `size`: sequences a step.
+    """
 
     stochastic = True
 
@@ -42,7 +46,12 @@ class Minibatch(AbstractLoss):
 
 
 class Fresh(AbstractLoss):
-    """Each step descends the loss of `size` new sequences; `evaluation` is what is reported."""
+    """Each step descends the loss of new sequences.
+
+    - `task`: what they are drawn from.
+    - `evaluation`: the loss that is reported.
+    - `size`: sequences a step.
+    """
 
     stochastic = True
 
@@ -68,6 +77,9 @@ class PoolPass(AbstractLoss):
     """Each step descends the mean over all tasks of a pool, once each with new inputs: an epoch.
 
     As `Fresh` on the same pool in the mean, without the noise of drawing tasks.
+
+    - `task`: its law of tasks is a `Pool`.
+    - `evaluation`: the loss that is reported.
     """
 
     stochastic = True

@@ -13,12 +13,18 @@ from iclflow.tasks.base import AbstractTask
 
 
 class Merged(AbstractAttention):
-    """ŷ = Σᵢ [𝐯ᵢᵀ vᵢ] S [Uᵢ; 𝐮ᵢᵀ] x_q (7); without 𝐯, 𝐮 it is Σᵢ vᵢ βᵀ Uᵢ x_q (M)."""
+    """ŷ = Σᵢ [𝐯ᵢᵀ vᵢ] S [Uᵢ; 𝐮ᵢᵀ] x_q (7); without 𝐯, 𝐮 it is Σᵢ vᵢ βᵀ Uᵢ x_q (M).
 
-    values: Float[Array, "H O O"]  # vᵢ: label slot -> output
-    merged: Float[Array, "H D D"]  # Uᵢ: rows meet the keys, columns the query
-    value_inputs: Float[Array, "H O D"] | None = None  # 𝐯ᵢ: input slots -> output
-    key_labels: Float[Array, "H O D"] | None = None  # 𝐮ᵢ: the keys' label slot
+    - `values`: vᵢ, label slot -> output.
+    - `merged`: Uᵢ, rows meet the keys, columns the query.
+    - `value_inputs`: 𝐯ᵢ, input slots -> output; None for `Blocks.FROZEN`, as the next.
+    - `key_labels`: 𝐮ᵢ, the keys' label slot.
+    """
+
+    values: Float[Array, "H O O"]
+    merged: Float[Array, "H D D"]
+    value_inputs: Float[Array, "H O D"] | None = None
+    key_labels: Float[Array, "H O D"] | None = None
 
     @property
     def input_size(self) -> int:
@@ -42,7 +48,13 @@ class Merged(AbstractAttention):
     def initialiser(
         cls, task: AbstractTask, *, heads: int, scale: ArrayLike, blocks: Blocks = Blocks.FROZEN
     ) -> "MergedInitialiser":
-        """key -> `Merged` with vᵢ ~ N(0, w²/H) and U entries ~ N(0, w²/(H D²)) (34)."""
+        """key -> `Merged` with vᵢ ~ N(0, w²/H) and U entries ~ N(0, w²/(H D²)) (34).
+
+        - `task`: says the sizes D and O.
+        - `heads`: the number of heads H.
+        - `scale`: the init scale w, the norm of every layer.
+        - `blocks`: whether the zero blocks are trained.
+        """
         require_positive(heads=heads)
         return MergedInitialiser(jnp.asarray(scale, float), heads, task.size, task.outputs, blocks)
 
@@ -64,6 +76,7 @@ class Merged(AbstractAttention):
         - `scale`, `query_scale`: p₂ = scale · I and q₁ = query_scale · I, equal if omitted.
         - `spread`: standard deviation of Gaussian noise on every entry of both; with scale 0 all
           of the start.
+        - `blocks`: whether p₁ and q₂ are trained.
         """
         if task.outputs != task.size:
             raise ValueError(

@@ -57,10 +57,14 @@ class AbstractNetwork(AbstractLinearModel):
 
 
 class MLP(AbstractNetwork):
-    """Two-layer fully connected linear network on cubic features: ŷ = w₂ᵀ W₁ z (11)."""
+    """Two-layer fully connected linear network on cubic features: ŷ = w₂ᵀ W₁ z (11).
 
-    first: Float[Array, "H F"]  # W₁, rows vec(Uᵢ)ᵀ
-    second: Float[Array, "H O O"]  # w₂; a number a hidden unit when there is one output
+    - `first`: W₁, rows vec(Uᵢ)ᵀ.
+    - `second`: w₂; a number a hidden unit when there is one output.
+    """
+
+    first: Float[Array, "H F"]
+    second: Float[Array, "H O O"]
 
     @classmethod
     def from_attention(cls, model: Merged) -> Self:
@@ -89,8 +93,10 @@ class MLP(AbstractNetwork):
 class ConvNet(AbstractNetwork):
     """A sum of three-layer convolutional linear networks on cubic features: Σᵢ vᵢ qᵢᵀ Kᵢ z.
 
-    Kᵢ is the D x D² convolution with kernel kᵢ and stride D (Section 4.1); rank R has R kernels
-    a head.
+    Kᵢ is the D x D² convolution with kernel kᵢ and stride D (Section 4.1).
+
+    - `kernels`: kᵢ; rank R has R of them a head.
+    - `second`, `third`: qᵢ and vᵢ.
     """
 
     kernels: Float[Array, "H R D"]

@@ -13,13 +13,19 @@ from iclflow.tasks.base import AbstractTask
 
 
 class Separate(AbstractAttention):
-    """W^{KQ}ᵢ = Σᵣ kᵢᵣ qᵢᵣᵀ; without the extra blocks ŷ = Σᵢ Σᵣ vᵢ βᵀ kᵢᵣ qᵢᵣᵀ x_q (S)."""
+    """W^{KQ}ᵢ = Σᵣ kᵢᵣ qᵢᵣᵀ; without the extra blocks ŷ = Σᵢ Σᵣ vᵢ βᵀ kᵢᵣ qᵢᵣᵀ x_q (S).
 
-    values: Float[Array, "H O O"]  # vᵢ
-    keys: Float[Array, "H R D"]  # kᵢᵣ
-    queries: Float[Array, "H R D"]  # qᵢᵣ
-    value_inputs: Float[Array, "H O D"] | None = None  # 𝐯ᵢ
-    key_labels: Float[Array, "H R O"] | None = None  # the keys' label slot
+    - `values`: vᵢ, label slot -> output.
+    - `keys`, `queries`: kᵢᵣ and qᵢᵣ.
+    - `value_inputs`: 𝐯ᵢ, input slots -> output; None for `Blocks.FROZEN`, as the next.
+    - `key_labels`: the keys' label slot.
+    """
+
+    values: Float[Array, "H O O"]
+    keys: Float[Array, "H R D"]
+    queries: Float[Array, "H R D"]
+    value_inputs: Float[Array, "H O D"] | None = None
+    key_labels: Float[Array, "H R O"] | None = None
 
     @property
     def input_size(self) -> int:
@@ -59,7 +65,14 @@ class Separate(AbstractAttention):
         scale: ArrayLike,
         blocks: Blocks = Blocks.FROZEN,
     ) -> "SeparateInitialiser":
-        """key -> `Separate` with vᵢ ~ N(0, w²/H) and k, q entries ~ N(0, w²/(H R D)) (36)."""
+        """key -> `Separate` with vᵢ ~ N(0, w²/H) and k, q entries ~ N(0, w²/(H R D)) (36).
+
+        - `task`: says the sizes D and O.
+        - `heads`: the number of heads H.
+        - `rank`: the rank R of each head's key-query product.
+        - `scale`: the init scale w, the norm of every layer.
+        - `blocks`: whether the zero blocks are trained.
+        """
         require_positive(heads=heads, rank=rank)
         return SeparateInitialiser(
             jnp.asarray(scale, float), heads, rank, task.size, task.outputs, blocks

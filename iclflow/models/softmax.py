@@ -18,6 +18,8 @@ class Softmax(AbstractModel):
 
     No 1/√d and no 1/N, as in the published code. Only the query's row of the attention map is
     computed. Linear in no fixed features of the prompt, so it trains on sequences only.
+
+    - `attention`: the layer whose scores it takes, `Merged` or `Separate`.
     """
 
     attention: AbstractAttention
@@ -34,9 +36,10 @@ class Softmax(AbstractModel):
     def initialiser(
         cls, task: Task, *, rank: int | None = None, **options: Any
     ) -> "SoftmaxInitialiser":
-        """key -> softmax of separate attention of this rank, of merged attention without one.
+        """key -> softmax of separate or merged attention.
 
-        The weights and the other options are those of `Separate.initialiser`, or `Merged`'s.
+        - `rank`: that of separate attention; merged if omitted.
+        - `options`: those of `Separate.initialiser`, or `Merged`'s, which draws the weights.
         """
         if rank is None:
             return SoftmaxInitialiser(Merged.initialiser(task, **options))

@@ -1,6 +1,5 @@
 """The loss over training, with the theory's levels and curves."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,14 @@ from iclflow.plots.style import COLOURS, COLUMN, LOSS, THEORY, TIME, style
 def loss_figure(
     runs: xr.Dataset,
     *,
-    levels: Sequence[float] | np.ndarray = (),
+    levels: Any = (),
     theory: Any = None,
     title: str = "",
 ) -> Figure:
     """One panel: the loss of every seed, theory dashed.
 
-    `theory` is anything with a `time` and a `loss`: a Dataset, a Trajectory, a Staircase.
+    - `levels`: losses of the plateaus, dotted.
+    - `theory`: anything with a `time` and a `loss`: a Dataset, a Trajectory, a prediction.
     """
     with style():
         figure = Figure(figsize=(COLUMN * 1.35, COLUMN * 0.85))
@@ -34,7 +34,7 @@ def plot_loss(
     axes: Axes,
     runs: xr.Dataset,
     *,
-    levels: Sequence[float] | np.ndarray = (),
+    levels: Any = (),
     theory: Any = None,
 ) -> Axes:
     """Loss against t/τ (steps for optimisers with no clock), dotted levels L(M_m)."""

@@ -1,6 +1,7 @@
 """The theory by itself: plateau levels, and the predicted loss of one start."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import xarray as xr
 from matplotlib.figure import Figure
@@ -22,10 +23,13 @@ from iclflow.plots.style import (
 def theory_figure(
     levels: Sequence[float],
     *,
-    curve: xr.Dataset | None = None,
+    curve: Any = None,
     drops: Sequence[float] | None = None,
 ) -> Figure:
-    """Levels L(M_m) as steps; over time, with the drops marked, where a start was given."""
+    """Levels L(M_m) as steps; over time, with the drops marked, where a start was given.
+
+    `curve` is anything with a `time` and a `loss`.
+    """
     with style():
         figure = Figure(figsize=(COLUMN * 1.35, COLUMN * 0.85))
         axes = figure.subplots()
@@ -37,8 +41,8 @@ def theory_figure(
             )
             axes.set_xlim(0, len(levels))
         else:
-            end = float(curve["time"].values[-1])
-            axes.plot(curve["time"].values, curve["loss"].values, color=COLOURS[0])
+            end = float(curve.time[-1])
+            axes.plot(curve.time, curve.loss, color=COLOURS[0])
             axes.set_ylim(0, None)
             plot_levels(axes, levels, fontsize=7)
             for i, time in enumerate(drops or ()):

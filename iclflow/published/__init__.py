@@ -1,31 +1,16 @@
 """The conventions of the published research code of arXiv 2501.16265, and its recorded runs."""
 
-from iclflow.published.options import Options
-from iclflow.published.recording import Recording
-from iclflow.published.replay import Comparison, replay
-from iclflow.published.training import prompt_set, published_loss, published_task, train
-from iclflow.published.weights import (
-    DividedSoftmax,
-    InitConvention,
-    PublishedInitialiser,
-    from_published,
-    normalised,
-    to_published,
-)
-
-__all__ = [
-    "Comparison",
-    "DividedSoftmax",
-    "InitConvention",
-    "Options",
-    "PublishedInitialiser",
-    "Recording",
-    "from_published",
-    "normalised",
-    "prompt_set",
-    "published_loss",
-    "published_task",
-    "replay",
-    "to_published",
-    "train",
-]
+from iclflow.published.options import Options as Options
+from iclflow.published.recording import Recording as Recording
+from iclflow.published.replay import Comparison as Comparison
+from iclflow.published.replay import replay as replay
+from iclflow.published.training import prompt_set as prompt_set
+from iclflow.published.training import published_loss as published_loss
+from iclflow.published.training import published_task as published_task
+from iclflow.published.training import train as train
+from iclflow.published.weights import DividedSoftmax as DividedSoftmax
+from iclflow.published.weights import InitConvention as InitConvention
+from iclflow.published.weights import PublishedInitialiser as PublishedInitialiser
+from iclflow.published.weights import from_published as from_published
+from iclflow.published.weights import normalised as normalised
+from iclflow.published.weights import to_published as to_published

@@ -137,4 +137,4 @@ def _files(name: str) -> Iterator[Path]:
                 found = True
                 yield file
     if not found and name != f"{PACKAGE.name}.__version__":
-        yield PACKAGE / "__init__.py"
+        yield PACKAGE / "__init__.pyi"

@@ -86,8 +86,9 @@ def run_batch(
     disk: Disk | None,
 ) -> BatchResult:
     """Train a batch to the last mark, or to where Ctrl-C stops it."""
-    progress = Standing(*_begin(batch, len(marks), recording, key))
+    progress = Standing(_start(batch.parts, batch.axes, batch.seeds, batch.weights, key), {})
     if disk is not None:
+        _room(batch, progress, recording.functions, len(marks))
         disk.resume(number, progress)
     count = pieces(batch, marks, disk is not None)
     size = -(-len(marks) // count)
@@ -133,13 +134,19 @@ def _piece(
     padded = np.concatenate([segment, np.repeat(segment[-1:], size - len(segment))])
     run = _advance(batch, progress.state, padded, recording.functions)
     count = len(segment)
+    progress.state, progress.done = run.state, begin + count
+    progress.mark = float(segment[-1])
+    if not progress.record and count == len(marks):  # all in one piece: nothing to copy
+        progress.record = jax.tree.map(np.asarray, run.record)
+        return
+    if not progress.record:
+        total = len(marks)
+        progress.record = jax.tree.map(lambda a: _empty(a, a.shape[2:], total), run.record)
 
     def put(room: np.ndarray, values: Array) -> None:
         room[:, begin : begin + count] = np.asarray(values)[:, :count]
 
     jax.tree.map(put, progress.record, run.record)
-    progress.state, progress.done = run.state, begin + count
-    progress.mark = float(segment[-1])
 
 
 def _result(
@@ -161,20 +168,17 @@ def _result(
     return BatchResult(batch, record, last, ended[:count], stopped[:count], interrupted)
 
 
-def _begin(
-    batch: Batch, count: int, recording: Recording, key: PRNGKeyArray | None
-) -> tuple[Any, dict[str, Any]]:
-    """The states of all runs, drawn together from their seeds, and room for the record."""
-    state = _start(batch.parts, batch.axes, batch.seeds, batch.weights, key)
+def _room(batch: Batch, progress: Standing, record: dict[str, Callable], count: int) -> None:
+    """Room for what is recorded at `count` marks, full of NaN."""
     shapes = eqx.filter_eval_shape(
-        _record, batch.parts[0], batch.axes[0], state.model, recording.functions
+        _record, batch.parts[0], batch.axes[0], progress.state.model, record
     )
+    progress.record = jax.tree.map(lambda like: _empty(like, like.shape[1:], count), shapes)
 
-    def room(like: jax.ShapeDtypeStruct) -> np.ndarray:
-        kind = np.result_type(like.dtype, np.float32)  # whole numbers too can be NaN then
-        return np.full((like.shape[0], count, *like.shape[1:]), np.nan, kind)
 
-    return state, jax.tree.map(room, shapes)
+def _empty(like: Any, shape: tuple[int, ...], count: int) -> np.ndarray:
+    kind = np.result_type(like.dtype, np.float32)  # whole numbers too can be NaN then
+    return np.full((like.shape[0], count, *shape), np.nan, kind)
 
 
 def _advance(batch: Batch, state: Any, marks: np.ndarray, record: dict[str, Callable]) -> Any:

@@ -34,7 +34,7 @@ def assemble(
         place = tuple(result.batch.cells.T)
         clock[place] = _clock(result, marks)
         ended[place], stopped[place] = result.result, result.stopped
-        axes = empty_model(result.batch.one[1]).axes()
+        axes = result.batch.like.axes()
         for record, timed in ((result.record, True), (result.final, False)):
             for name, (dims, array) in variables(record, 1 + timed, axes).items():
                 blocks.setdefault((name, timed), []).append((place, dims, array))
@@ -42,7 +42,8 @@ def assemble(
     for (name, timed), parts in blocks.items():
         # Runs of other shapes (fewer heads, lower rank) leave NaN where they have nothing.
         largest = np.max([array.shape[1:] for _, _, array in parts], axis=0).astype(int)
-        whole = np.full((*shape, *largest), np.nan)
+        kind = np.result_type(*(array for _, _, array in parts), np.float32)
+        whole = np.full((*shape, *largest), np.nan, kind)
         for place, _, array in parts:
             whole[(*place, *(slice(n) for n in array.shape[1:]))] = array
         dims = (*lead, *(("time",) if timed else ()), *parts[0][1])

@@ -1,6 +1,7 @@
 """The plan of a sweep: cells of a grid, grouped by static shape, in batches that fit in memory."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,13 +13,13 @@ import numpy as np
 from iclflow.dynamics import AbstractDynamics
 from iclflow.losses import AbstractLoss
 from iclflow.losses.memory import RESERVE, device_bytes
-from iclflow.models import AbstractInitialiser
+from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
 
 SMALL = 4096  # numbers in a loss that is copied for each run rather than trained by itself
 PIECES = 12  # of a run, between which progress is shown and Ctrl-C works
 STORED_PIECES = 256  # of a run on disk: what a kill can lose
 BRIEF = 0.25  # seconds: a piece should not be shorter
-SPEED = {"cpu": 1e8, "gpu": 5e10}  # numbers touched a second, roughly
+SPEED = {"cpu": 1e8, "gpu": 2e11}  # numbers touched a second, roughly
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Batch:
     cells: np.ndarray  # [run, axis], place of each run in the grid, the seed's last
     seeds: np.ndarray
     weights: np.ndarray
+    like: AbstractModel  # shapes of the weights of one run
 
     @property
     def count(self) -> int:
@@ -72,7 +74,8 @@ def batches(
         rows = np.concatenate([np.full(len(e.seeds), i) for i, e in enumerate(group)])
         places = np.concatenate([e.seeds for e in group])
         weights = np.concatenate([e.weights for e in group])
-        size = sizes[number] if sizes else _batch_size(group[0], len(rows), saves)
+        like = empty_model(group[0].init)
+        size = sizes[number] if sizes else _batch_size(group[0].loss, like, len(rows), saves)
         for begin in range(0, len(rows), size):
             part = slice(begin, begin + size)
             # The last batch is filled up, so that all are one compiled program.
@@ -85,6 +88,7 @@ def batches(
                 cells=np.column_stack([index, places[part]]),
                 seeds=seeds[places[chosen]],
                 weights=weights[chosen],
+                like=like,
             )
             number += 1
 
@@ -117,14 +121,12 @@ def _row(tree: Any, index: int) -> Any:
 
 
 def _numbers(tree: Any) -> int:
-    kinds = jax.Array | jax.ShapeDtypeStruct
-    return sum(leaf.size for leaf in jax.tree.leaves(tree) if isinstance(leaf, kinds))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree) if hasattr(leaf, "shape"))
 
 
-def _batch_size(entry: Entry, runs: int, saves: int) -> int:
+def _batch_size(loss: AbstractLoss, like: AbstractModel, runs: int, saves: int) -> int:
     """As many runs as fit in memory: weights, their update, what is recorded, what a loss needs."""
-    weights = _numbers(eqx.filter_eval_shape(entry.init, jax.random.key(0)))
-    each = 8 * (8 * weights + saves) + entry.loss.scratch()
+    each = 8 * (8 * _numbers(like) + saves) + loss.scratch()
     return max(1, min(runs, int(RESERVE * device_bytes() / each)))
 
 
@@ -132,8 +134,6 @@ def pieces(batch: Batch, marks: np.ndarray, stored: bool) -> int:
     """Into how many compiled pieces to cut a run: more where it is long."""
     if stored:
         return STORED_PIECES
-    loss, init, _ = batch.one
-    touched = _numbers(loss) + _numbers(eqx.filter_eval_shape(init, jax.random.key(0)))
-    work = float(marks[-1]) * batch.count * touched
+    work = float(marks[-1]) * batch.count * (_numbers(batch.one[0]) + _numbers(batch.like))
     # One or all: runs of other lengths share their compiled programs.
     return 1 if work < BRIEF * SPEED.get(jax.default_backend(), SPEED["gpu"]) else PIECES

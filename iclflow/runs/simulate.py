@@ -38,7 +38,7 @@ def simulate(
     Pure: one run, no I/O, safe under `jit`, `vmap` and `grad`. A numerical failure is in
     `Trajectory.result`, not an exception.
 
-    - `dynamics`: `Descent` or `Flow`.
+    - `dynamics`: `Descent` or `Flow`; `theory.predict` is the ladder's third rung.
     - `until`: the end, in steps (`Descent`) or t/τ (`Flow`); the last of `saveat` if omitted.
     - `saveat`: steps or times to record at, increasing; about 200, evenly spaced in the logarithm,
       if omitted. The end is always among them.

@@ -77,7 +77,7 @@ class Snapshots:
     - `count`: how many over a run, at marks spread evenly among the save points.
     """
 
-    folder: Path
+    folder: Path | str
     tensors: Callable[[Any], Mapping[str, Any]]
     count: int = SNAPSHOTS
 
@@ -97,7 +97,7 @@ class Snapshots:
         whole = jax.tree.map(lambda a: np.asarray(a) if eqx.is_array(a) else a, piece.models)
         for i, seed in enumerate(piece.batch.seeds[: piece.batch.count]):
             one = jax.tree.map(lambda a, s=i: a[s] if eqx.is_array(a) else a, whole)
-            place = self.folder / f"seed-{seed}"
+            place = Path(self.folder) / f"seed-{seed}"
             place.mkdir(parents=True, exist_ok=True)
             name = f"step-{int(piece.mark):08d}.safetensors"
             write_tensors(place / name, self.tensors(one), {"step": str(int(piece.mark))})

@@ -16,7 +16,7 @@ from jaxtyping import ArrayLike, PRNGKeyArray
 from iclflow.dynamics import AbstractDynamics
 from iclflow.dynamics.base import marks_until
 from iclflow.losses import AbstractLoss, Population
-from iclflow.models import AbstractInitialiser, empty_model
+from iclflow.models import AbstractInitialiser
 from iclflow.results.provenance import code_key
 from iclflow.runs.batch import AbstractObserver, BatchResult, Piece, run_batch
 from iclflow.runs.dataset import assemble
@@ -123,8 +123,7 @@ def _seeds(seeds: int | Sequence[int]) -> np.ndarray:
 
 def _check(batch: Batch, record: Record, final: Record) -> tuple[Recording, Recording]:
     """What a batch records; `ValueError` if it cannot be trained, or has nothing to record."""
-    loss, init, dynamics = batch.one
-    model = empty_model(init)
+    (loss, _, dynamics), model = batch.one, batch.like
     reason = dynamics.admits(loss, model)
     if reason is not None:
         raise ValueError(f"{type(loss).__name__} cannot train {type(model).__name__}: {reason}")

@@ -14,14 +14,10 @@ from iclflow.dynamics import AbstractDynamics, Descent, sharpness
 from iclflow.losses import AbstractLoss, Population, population_moments
 from iclflow.losses.select import Choice
 from iclflow.models import (
-    MLP,
     AbstractInitialiser,
     AbstractLinearModel,
     AbstractModel,
     Blocks,
-    ConvNet,
-    Merged,
-    Separate,
     draw_model,
     empty_model,
 )
@@ -36,7 +32,7 @@ from iclflow.study.sizes import SMALL
 from iclflow.tasks.task import ContextLabels, Task
 
 if TYPE_CHECKING:
-    from iclflow.study.prediction import Prediction
+    from iclflow.study.comparison import Comparison
 
 STEPS = 10_001  # where the theory predicts no end
 MOST_STEPS = 1_000_001  # that a run takes without being asked to
@@ -184,23 +180,21 @@ class Study:
 
     def levels(self) -> np.ndarray:
         """The plateau losses L(M_m) of the task; empty where the theory does not cover it."""
-        from iclflow.theory.fixed_points.levels import plateau_losses
+        from iclflow.theory.predict import visited_levels
 
         if self.task.outputs > 1 or self.settings.fixed_fraction > 0:
             return np.zeros(0)
-        levels = np.asarray(plateau_losses(self.task))
-        model = empty_model(self.init)
-        return levels[list(model.visits(len(levels) - 1))]
+        return visited_levels(self.task, empty_model(self.init))
 
-    def prediction(self, runs: xr.Dataset) -> "Prediction | None":
+    def prediction(self, runs: xr.Dataset) -> "Comparison | None":
         """The theory from the same initial weights, where it covers the study."""
-        from iclflow.study.prediction import predict  # SciPy's integrators: only when asked for
+        from iclflow.study.comparison import compare  # SciPy's integrators: only when asked for
 
         timed = "time" in runs.coords and bool(np.isfinite(runs["time"]).all())
         if self.settings.fixed_fraction > 0 or self.task.outputs > 1 or not timed:
             return None
         tasks, models = zip(*self._starts(runs["seed"].values.tolist()), strict=True)
-        return predict(tasks, models, runs)
+        return compare(tasks, models, runs)
 
     def _starts(self, seeds: Iterable[int]) -> Iterator[tuple[Task, AbstractModel]]:
         """The task and the initial weights of each seed."""
@@ -208,8 +202,7 @@ class Study:
         for offset, seed in enumerate(seeds):
             task = settings.task(offset) if vary is Vary.ALL else self.task
             number = settings.seed if vary is Vary.DATA else int(seed)
-            model = draw_model(self.init, jax.random.key(number))
-            yield task, model.as_attention() if isinstance(model, MLP) else model  # pyright: ignore
+            yield task, draw_model(self.init, jax.random.key(number))
 
     def title(self) -> str:
         """One line that names the experiment."""
@@ -219,7 +212,7 @@ class Study:
         heads = "" if self.task.outputs > 1 else f", H = {s.heads}"
         return f"{s.model}, D = {self.task.size}, N = {s.context}{heads}{rank}, {data}"
 
-    def summary(self, runs: xr.Dataset, theory: "Prediction | None" = None) -> dict[str, Any]:
+    def summary(self, runs: xr.Dataset, theory: "Comparison | None" = None) -> dict[str, Any]:
         """Numbers of the runs, ready for JSON."""
         settings = self.settings
         rate = float(self.dynamics.rate) if isinstance(self.dynamics, Descent) else None
@@ -246,30 +239,19 @@ class Study:
             "predicted_drop_times": None if theory is None else theory.predicted.tolist(),
             "measured_drop_times": None if theory is None else theory.measured.tolist(),
             "drop_time_error": None if theory is None else theory.error,
-            "worst_drop_time_error": None if theory is None else worst_error(theory),
+            "worst_drop_time_error": None if theory is None else theory.worst,
             "content_key": runs.attrs["content_key"],
         }
 
 
 def drop_times(task: Task, model: AbstractModel) -> np.ndarray:
     """When the drops of one start come by theory; empty where none covers it."""
-    from iclflow.theory.drops.one_drop import merged_half_time
-    from iclflow.theory.drops.staircase import staircase
+    from iclflow.theory.predict import ENGINES, predict
 
-    if isinstance(model, Merged):
-        times = np.asarray([merged_half_time(Population(task), model.reduce())])
-    elif isinstance(model, Separate | ConvNet):
-        reduced = model.reduce() if isinstance(model, Separate) else model
-        times = np.asarray(staircase(task, reduced, probes=0).times)
-    else:
+    if all(engine.admits(task, model) is not None for engine in ENGINES):
         return np.zeros(0)
+    times = predict(task, model, probes=0).times
     return times[np.isfinite(times)]
-
-
-def worst_error(theory: "Prediction") -> float:
-    """Largest relative error of the drop times that were both predicted and seen; or NaN."""
-    errors = np.abs(theory.predicted / theory.measured - 1)
-    return float(np.nanmax(errors)) if np.isfinite(errors).any() else float("nan")
 
 
 def _sharpness(model: AbstractModel, loss: AbstractLoss) -> Any:

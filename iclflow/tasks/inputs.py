@@ -62,7 +62,10 @@ class Rademacher(AbstractInputs):
 
 
 class StudentT(AbstractInputs):
-    """Multivariate Student t with `degrees` of freedom, scaled to unit covariance (heavy tails)."""
+    """Multivariate Student t, scaled to unit covariance (heavy tails).
+
+    - `degrees`: of freedom, more than 2; the fewer, the heavier.
+    """
 
     degrees: float = eqx.field(static=True, default=8.0)
 

@@ -6,14 +6,13 @@ import jax
 import numpy as np
 
 from iclflow.losses import Population
-from iclflow.models import AbstractModel, Merged, Separate
 from iclflow.tasks.task import Task
 from iclflow.theory.algorithms.bayes import bayes_loss
 from iclflow.theory.algorithms.linear import gradient_step, least_squares, zero_predictor
 from iclflow.theory.algorithms.monte_carlo import monte_carlo_loss
 from iclflow.theory.algorithms.regression import OrdinaryLeastSquares, Ridge
-from iclflow.theory.drops.one_drop import merged_half_time, paper_merged_duration
-from iclflow.theory.drops.staircase import staircase
+from iclflow.theory.drops.one_drop import paper_merged_duration
+from iclflow.theory.drops.staircase import Staircase
 from iclflow.theory.fixed_points.levels import (
     conspicuous_plateaus,
     fixed_point_count,
@@ -22,6 +21,7 @@ from iclflow.theory.fixed_points.levels import (
 from iclflow.theory.fixed_points.modes import Modes
 from iclflow.theory.fixed_points.points import saddle_path
 from iclflow.theory.fixed_points.stability import separate_stability
+from iclflow.theory.predict import Prediction
 
 SEQUENCES = 4000  # behind the losses that have no closed form
 
@@ -87,27 +87,22 @@ def algorithm_losses(task: Task, population: Population) -> dict[str, Any]:
     }
 
 
-def start_summary(task: Task, model: AbstractModel, scale: float) -> dict[str, Any]:
+def start_summary(found: Prediction, task: Task, scale: float) -> dict[str, Any]:
     """When the drops come from given initial weights, beside the paper's own estimates."""
-    population = Population(task)
-    if isinstance(model, Merged):
-        return {
-            "drop_times": [merged_half_time(population, model)],
-            "condition": None,
-            "heads": None,
-            "paper_durations": [float(paper_merged_duration(population, scale))],
-        }
-    if not isinstance(model, Separate):
-        raise ValueError(
-            f"drop times are known for merged and separate attention, not for "
-            f"{type(model).__name__}"
-        )
-    stairs = staircase(population, model)
-    return {
-        "drop_times": stairs.times.tolist(),
+    common = {
+        "drop_times": found.times.tolist(),
+        "condition": None if found.condition is None else found.condition.tolist(),
+        "heads": None if found.heads is None else found.heads.tolist(),
+        "engine": type(found.engine).__name__,
+        "assumes": found.assumes,
+    }
+    stairs = found.details
+    if not isinstance(stairs, Staircase):
+        paper = paper_merged_duration(Population(task), scale)
+        return common | {"paper_durations": [float(paper)]}
+    return common | {
+        "drops_by": stairs.by.value,
         "durations": stairs.durations.tolist(),
-        "condition": stairs.condition.tolist(),
-        "heads": stairs.heads.tolist(),
         "new_head": stairs.escapes.tolist(),
         "values": stairs.values.tolist(),
         "paper_durations": stairs.paper_durations.tolist(),

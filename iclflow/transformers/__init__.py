@@ -1,43 +1,21 @@
 """Attention-only transformers on tokens: models, corpora, losses and scores."""
 
-from iclflow.transformers.attention_only import AttentionOnly, AttentionOnlyInitialiser
-from iclflow.transformers.circuits import (
-    CIRCUITS,
-    Spectrum,
-    distances_to_end,
-    effective_ranks,
-    spectrum,
-)
-from iclflow.transformers.corpora import AbstractCorpus, Markov, Repeated
-from iclflow.transformers.losses import FreshTokens, NextToken
-from iclflow.transformers.scores import (
-    find_period,
-    in_context_score,
-    late_loss,
-    prefix_matching,
-    previous_token,
-    repeated_accuracy,
-    repeats,
-)
-
-__all__ = [
-    "CIRCUITS",
-    "AbstractCorpus",
-    "AttentionOnly",
-    "AttentionOnlyInitialiser",
-    "FreshTokens",
-    "Markov",
-    "NextToken",
-    "Repeated",
-    "Spectrum",
-    "distances_to_end",
-    "effective_ranks",
-    "find_period",
-    "in_context_score",
-    "late_loss",
-    "prefix_matching",
-    "previous_token",
-    "repeated_accuracy",
-    "repeats",
-    "spectrum",
-]
+from iclflow.transformers.attention_only import AttentionOnly as AttentionOnly
+from iclflow.transformers.attention_only import AttentionOnlyInitialiser as AttentionOnlyInitialiser
+from iclflow.transformers.circuits import CIRCUITS as CIRCUITS
+from iclflow.transformers.circuits import Spectrum as Spectrum
+from iclflow.transformers.circuits import distances_to_end as distances_to_end
+from iclflow.transformers.circuits import effective_ranks as effective_ranks
+from iclflow.transformers.circuits import spectrum as spectrum
+from iclflow.transformers.corpora import AbstractCorpus as AbstractCorpus
+from iclflow.transformers.corpora import Markov as Markov
+from iclflow.transformers.corpora import Repeated as Repeated
+from iclflow.transformers.losses import FreshTokens as FreshTokens
+from iclflow.transformers.losses import NextToken as NextToken
+from iclflow.transformers.scores import find_period as find_period
+from iclflow.transformers.scores import in_context_score as in_context_score
+from iclflow.transformers.scores import late_loss as late_loss
+from iclflow.transformers.scores import prefix_matching as prefix_matching
+from iclflow.transformers.scores import previous_token as previous_token
+from iclflow.transformers.scores import repeated_accuracy as repeated_accuracy
+from iclflow.transformers.scores import repeats as repeats

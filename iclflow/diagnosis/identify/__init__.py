@@ -5,8 +5,8 @@ model and a candidate that is linear in the features S ⊗ x_q or in x_q alone i
 population moments; everything else is compared on one set of sampled prompts.
 """
 
-from iclflow.diagnosis.identify.candidates import LEAST_SQUARES, candidates
-from iclflow.diagnosis.identify.matching import best_match, identify
-from iclflow.diagnosis.identify.prompts import shifted
-
-__all__ = ["LEAST_SQUARES", "best_match", "candidates", "identify", "shifted"]
+from iclflow.diagnosis.identify.candidates import LEAST_SQUARES as LEAST_SQUARES
+from iclflow.diagnosis.identify.candidates import candidates as candidates
+from iclflow.diagnosis.identify.matching import best_match as best_match
+from iclflow.diagnosis.identify.matching import identify as identify
+from iclflow.diagnosis.identify.prompts import shifted as shifted

@@ -137,7 +137,8 @@ def _rotated_components(
 
     None where the chosen modes are whole groups, which no rotation changes.
     """
-    part = jax.vmap(lambda m: m.as_attention())(models)
+    linear = isinstance(models, AbstractLinearModel)
+    part = models if linear else jax.vmap(lambda m: m.as_attention())(models)
     group = partial_group(modes, chosen)
     if not group or not isinstance(part, AbstractLinearModel):
         return None

@@ -51,7 +51,7 @@ from iclflow.theory.drops.one_drop import (
     paper_merged_duration,
 )
 from iclflow.theory.fixed_points.conserved import conservation_drift, conserved_quantities
-from iclflow.theory.fixed_points.levels import plateau_losses
+from iclflow.theory.predict import visited_levels
 
 HEADS = 8
 PUBLISHED_INIT, PUBLISHED_RATE = 1e-6, 0.001  # per entry, attention not divided by N
@@ -101,8 +101,6 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     time = coordinates["time"][1]
     report(2, 5)
 
-    levels = np.asarray(plateau_losses(task))[[0, -1]]
-    middle = levels.mean()
     starts = [
         Merged(
             values=jnp.asarray(attention["values"][s, 0, :, None, None]),
@@ -110,6 +108,8 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         )
         for s in range(seed_count(quick))
     ]
+    levels = visited_levels(task, starts[0])
+    middle = levels.mean()
     courses = [merged_course(population, start, time, tolerance=SOLVER) for start in starts]
     norms = [float(np.linalg.norm(start.values)) for start in starts]
     final = np.einsum("sh,shdc->sdc", attention["values"][:, -1], attention["merged"][:, -1])

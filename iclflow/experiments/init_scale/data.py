@@ -23,6 +23,7 @@ from iclflow.results.progress import Progress
 from iclflow.theory.drops.one_drop import merged_half_time, paper_merged_duration
 from iclflow.theory.drops.staircase import staircase
 from iclflow.theory.fixed_points.levels import plateau_losses
+from iclflow.theory.predict import visited_levels
 
 MERGED_HEADS, SEPARATE_HEADS = 8, 5
 MERGED_SCALES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
@@ -87,7 +88,7 @@ def _merged(seeds: int) -> dict[str, Variable]:
     descent = Descent(MERGED_RATE)
     loss = trained(population, init, descent, saveat=marks, seeds=seeds, axes=axes)["loss"]
     time = 2 * MERGED_RATE * marks
-    levels = np.asarray(plateau_losses(task))[[0, -1]]
+    levels = visited_levels(task, at(models, 0))
     half = [[first_crossing(time, row, levels.mean()) for row in rows] for rows in loss]
     predicted = np.full(len(MERGED_SCALES), np.nan)
     for i, scale in enumerate(MERGED_SCALES):

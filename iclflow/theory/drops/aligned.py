@@ -83,6 +83,34 @@ class AlignedDrops(AbstractRun):
         self.plateaus: list[tuple[float, DormantHeads, np.ndarray]] = []  # start, heads, names
         self.courses: dict[int, list[HeadCourse]] = {}  # of heads with several pairs
 
+    @property
+    def drop_times(self) -> Float[np.ndarray, " n"]:
+        """When the loss curve crosses the middle of each drop, by bisection."""
+        count = len(self.drops)
+        if count == 0:
+            return np.zeros(0)
+        levels = self.power - np.concatenate([[0.0], np.cumsum(self.frame.drops)])
+        middle = ((levels[:-1] + levels[1:]) / 2)[:count]
+        low, high = np.zeros(count), np.asarray([drop.switch for drop in self.drops])
+        over, under = np.full(count, levels[0]) - middle, self.loss(high) - middle
+        for _ in range(200):  # the middle comes shortly before or after the switch
+            late = under > 0
+            if not late.any():
+                break
+            low, over = np.where(late, high, low), np.where(late, under, over)
+            high = np.where(late, high + np.maximum(0.01 * high, 1.0), high)
+            under = self.loss(high) - middle
+        # Bisection and false position in turn: the loss is flat almost everywhere.
+        for count in range(120):
+            share = 0.5 if count % 2 else np.clip(over / (over - under), 0.01, 0.99)
+            centre = low + share * (high - low)
+            excess = self.loss(centre) - middle
+            low, over = np.where(excess > 0, centre, low), np.where(excess > 0, excess, over)
+            high, under = np.where(excess > 0, high, centre), np.where(excess > 0, under, excess)
+            if np.all(high - low <= 1e-12 * high):
+                break
+        return (low + high) / 2
+
     def fractions(self, times: Float[np.ndarray, " T"]) -> Float[np.ndarray, "r T"]:
         """f_d(t), the learned fraction of each mode: M = Σ f_d m_d e_d e_dᵀ."""
         result = np.zeros((self.frame.rank, len(times)))

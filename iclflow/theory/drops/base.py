@@ -11,6 +11,16 @@ Times = ArrayLike | Sequence[float]  # t/τ
 
 
 @dataclasses.dataclass(frozen=True)
+class Curve:
+    """A predicted run at some times; what the prediction does not know is None."""
+
+    time: Float[np.ndarray, " T"]  # t/τ
+    loss: Float[np.ndarray, " T"]
+    values: Float[np.ndarray, "T H"] | None = None  # the value weight of every head
+    effective: Float[np.ndarray, "T D D"] | None = None  # M = Σ v k qᵀ
+
+
+@dataclasses.dataclass(frozen=True)
 class Drop:
     """One mode learned by one head. Times are t/τ."""
 
@@ -34,6 +44,11 @@ class AbstractRun(abc.ABC):
 
     drops: list[Drop]
     ended: str  # why there are no more drops
+
+    @property
+    @abc.abstractmethod
+    def drop_times(self) -> Float[np.ndarray, " n"]:
+        """When the loss is halfway down each drop."""
 
     @abc.abstractmethod
     def loss(self, times: Float[np.ndarray, " T"]) -> Float[np.ndarray, " T"]:

@@ -45,6 +45,8 @@ class DormantHeads:
 
     def blow_up(self) -> tuple[Float[np.ndarray, " H"], Float[np.ndarray, " H"]]:
         """The time until each head escapes (infinite if it never does) and the sign v then has."""
+        if self.values.size == 0:
+            return np.zeros(0), np.zeros(0)
         return self._path.blow_up, self._path.sign
 
     @functools.cached_property
@@ -63,13 +65,21 @@ class DormantHeads:
         """The heads a time later, before any of them has escaped."""
         if self.values.size == 0 or time == 0:
             return self
-        values, phase = self._path.at(time)
+        values, sums, differences = (a[0] for a in self.along(np.asarray([time])))
+        return dataclasses.replace(self, values=values, sums=sums, differences=differences)
+
+    def along(
+        self, times: Float[np.ndarray, " T"]
+    ) -> tuple[
+        Float[np.ndarray, "T H"], Float[np.ndarray, "T H R D"], Float[np.ndarray, "T H R D"]
+    ]:
+        """v, p and n at times before any head has escaped."""
+        values, phase = self._path.at(times)
         for i in np.flatnonzero(~self._path.moving):
-            values[i], phase[i] = self._rest(int(i), time)
-        growth = np.exp(self.gains[None, None, :] * phase[:, None, None])
-        return dataclasses.replace(
-            self, values=values, sums=self.sums * growth, differences=self.differences / growth
-        )
+            for j, time in enumerate(times):
+                values[i, j], phase[i, j] = self._rest(int(i), float(time))
+        growth = np.exp(self.gains * phase.T[:, :, None, None])
+        return values.T, self.sums * growth, self.differences / growth
 
     def _rest(self, head: int, time: float) -> tuple[float, float]:
         """A head that never escapes: s'' = W'(s)/2 from s = 0, s' = v."""

@@ -123,7 +123,7 @@ class EscapePath:
         return dataclasses.replace(self, **{name: getattr(self, name)[keep] for name in per_head})
 
     def _place(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """S - s_c and its derivative at x [H, ...]."""
+        """s - s_c and its derivative at x [H, ...]."""
         width, turns = (a.reshape(-1, *(1,) * (x.ndim - 1)) for a in (self.width, self.turns))
         sinh, cosh = np.sinh(x), np.cosh(x)
         # At the turn itself both go to zero, and their ratio does not.
@@ -144,16 +144,17 @@ class EscapePath:
         x = (low + half)[..., None] + half[..., None] * NODES
         return half * (self._rate(x) @ WEIGHTS)
 
-    def at(self, time: float) -> tuple[Head, Head]:
-        """Value weight and phase s of the heads that escape at a time before."""
-        if np.any(time >= self.blow_up):
+    def at(
+        self, times: Float[np.ndarray, " T"]
+    ) -> tuple[Float[np.ndarray, "H T"], Float[np.ndarray, "H T"]]:
+        """Value weight and phase s of the heads that escape, at times before any of them does."""
+        if np.any(times.max(initial=0.0) >= self.blow_up):
             raise ValueError("a head escapes before that time; propagate to an earlier one")
-        wanted = self.speed * self.top * time
-        rows = np.arange(len(wanted))
-        panel = np.sum(self.sums <= wanted[:, None], axis=1) - 1
+        wanted = (self.speed * self.top)[:, None] * times
+        panel = np.sum(self.sums[:, None] <= wanted[..., None], axis=-1) - 1
         panel = np.clip(panel, 0, PANELS - 1)
-        low, high = self.edges[rows, panel], self.edges[rows, panel + 1]
-        left = wanted - self.sums[rows, panel]
+        low, high = (np.take_along_axis(self.edges, panel + end, axis=1) for end in (0, 1))
+        left = wanted - np.take_along_axis(self.sums, panel, axis=1)
         x, bottom, ceiling = (low + high) / 2, low, high
         for _ in range(60):
             error = self._quadrature(low, x) - left
@@ -163,12 +164,13 @@ class EscapePath:
             new = np.where(inside, newton, (bottom + ceiling) / 2)
             done = np.abs(new - x) <= 4e-16 * (1 + np.abs(x))
             x = new
-            if np.all(done | ~self.moving):
+            if np.all(done | ~self.moving[:, None]):
                 break
         s, _ = self._place(x)
-        root = np.sqrt(np.maximum(self.least + excess(self.up, self.down, self.gains, s), 0))
-        root = np.where(self.turns & (x < 0), -root, root)
-        return self.sign * root * self.speed, self.sign * (self.centre + s) / self.top
+        square = self.least[:, None] + excess(self.up, self.down, self.gains, s)
+        root = np.sqrt(np.maximum(square, 0)) * np.where(self.turns[:, None] & (x < 0), -1, 1)
+        sign = self.sign[:, None]
+        return sign * root * self.speed[:, None], sign * (self.centre[:, None] + s) / self.top
 
 
 def _minimum(up: HeadMode, down: HeadMode, gains: np.ndarray) -> Head:

@@ -1,36 +1,81 @@
-"""The staircase where no scalar course exists: jump the plateaus, follow the flow down each drop.
+"""The staircase where heads feel each other: jump the plateaus, follow the flow down each drop.
 
 Between drops all dormant heads have their closed form; from shortly before the first blow-up
 until the next long plateau every head follows the flow (19)(80) itself. This takes any task
 (no common eigenvectors, or gains and drops in different order, E1) and any rank. Times are t/τ.
 """
 
+import abc
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
-from scipy.integrate import solve_ivp
+from jaxtyping import Bool, Float
+from scipy.integrate import LSODA, OdeSolution
+from scipy.optimize import brentq
 
 from iclflow.theory.drops.base import AbstractRun, Drop
 from iclflow.theory.drops.dormant import DormantHeads
-from iclflow.theory.drops.frame import TIED, Weights
+from iclflow.theory.drops.frame import Weights
+from iclflow.theory.drops.head_flow import HeadFlow, States
 from iclflow.theory.fixed_points.modes import Modes
 
 LEAD = 50.0  # the flow takes over when c v = 1/LEAD
-ARRIVED = 1e-10  # excess loss, in units of the last drop, at which a plateau is reached
+ARRIVED = 1e-9  # excess loss, in units of the last drop, at which a plateau is reached
 AWAKE = 0.3  # share of the smallest final value weight above which a head counts as escaped
 PATIENCE = 1e4  # longest drop followed, in units c/g of the slowest mode
+CLOSE = 2e-4  # relative distance at which the residual counts as A_S
+TOLERANCE = 1e-6
+STRIDE = 8  # steps between two looks at the loss
 
 
-@dataclasses.dataclass(frozen=True)
-class Leg:
-    """A stretch of time with the weights as a function of it."""
+class AbstractLeg(abc.ABC):
+    """A stretch of time and the weights in it."""
 
     start: float
     stop: float
-    weights: Callable[[float], Weights]
+
+    @abc.abstractmethod
+    def states(self, times: Float[np.ndarray, " T"]) -> States:
+        """All weights at times between start and stop."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plateau(AbstractLeg):
+    """Escaped heads rest and dormant heads have their closed form."""
+
+    start: float
+    stop: float
+    flow: HeadFlow
+    rest: Float[np.ndarray, " n"]  # the state when it began
+    dormant: DormantHeads
+    asleep: Bool[np.ndarray, " H"]
+    left: Float[np.ndarray, "D D"]  # singular vectors of A_S, columns
+    right: Float[np.ndarray, "D D"]
+
+    def states(self, times: Float[np.ndarray, " T"]) -> States:
+        result = np.repeat(self.rest[None], len(times), axis=0)
+        v, k, q = self.flow.split(result)
+        # In portions: the closed form needs hundreds of numbers for each time, head and mode.
+        portion = max(1, 2000 // max(self.dormant.sums.size, 1))
+        for i in range(0, len(times), portion):
+            rows = slice(i, i + portion)
+            v[rows, self.asleep], p, n = self.dormant.along(times[rows] - self.start)
+            k[rows, self.asleep] = (p + n) / 2 @ self.left.T
+            q[rows, self.asleep] = (p - n) / 2 @ self.right.T
+        return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Descent(AbstractLeg):
+    """All heads follow the flow down one or more drops."""
+
+    start: float
+    stop: float
+    course: OdeSolution
+
+    def states(self, times: Float[np.ndarray, " T"]) -> States:
+        return self.course(times - self.start).T
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,183 +84,198 @@ class _Escape:
 
     head: int
     blow_up: float
-    sign: float
     gain: float
     misalignment: float
-    dormant_value: float
+    unit: float  # c/g
+    value: float  # |v| when the plateau began
 
 
 class FlowDrops(AbstractRun):
     """The legs of one run, plateaus and drops in turn."""
 
     def __init__(self, modes: Modes, weights: Weights) -> None:
-        self.modes, self.moments = modes, _Moments(modes, weights[1].shape)
+        self.flow = HeadFlow.of(modes, weights)
         self.drops: list[Drop] = []
-        self.legs: list[Leg] = [Leg(0.0, 0.0, lambda t: weights)]
         self.ended = "every mode is learned"
+        self.start = np.concatenate([a.ravel() for a in weights])
+        self.legs: list[AbstractLeg] = []
 
-    def weights(self, time: float) -> Weights:
-        """All weights at one time (after the end: at the end)."""
-        leg = next(leg for leg in reversed(self.legs) if time >= leg.start or leg is self.legs[0])
-        return leg.weights(min(time, leg.stop))
+    @property
+    def drop_times(self) -> Float[np.ndarray, " n"]:
+        return np.asarray([drop.switch for drop in self.drops], float)
+
+    def states(self, times: Float[np.ndarray, " T"]) -> States:
+        """All weights (after the end: at the end)."""
+        result = np.repeat(self.start[None], len(times), axis=0)
+        index = np.searchsorted([leg.start for leg in self.legs], times, side="right") - 1
+        for i, leg in enumerate(self.legs):
+            inside = index == i
+            if inside.any():
+                result[inside] = leg.states(np.minimum(times[inside], leg.stop))
+        return result
 
     def loss(self, times: Float[np.ndarray, " T"]) -> Float[np.ndarray, " T"]:
-        return np.asarray([self.moments.loss(*self.weights(float(t))) for t in times])
+        return self.flow.loss(self.states(times))
 
     def values(self, times: Float[np.ndarray, " T"]) -> Float[np.ndarray, "T H"]:
-        return np.stack([self.weights(float(t))[0] for t in times])
+        return self.flow.split(self.states(times))[0]
 
     def effective(self, times: Float[np.ndarray, " T"]) -> Float[np.ndarray, "T D D"]:
-        return np.stack([product(*self.weights(float(t))) for t in times])
+        return self.flow.effective(self.states(times))
 
 
-class _Moments:
-    """B, G, Λ and the flow they make."""
+class _Follower:
+    """The state between two legs."""
 
-    def __init__(self, modes: Modes, shape: tuple[int, ...]) -> None:
-        arrays = (modes.second, modes.cross, modes.covariance)
-        self.B, self.G, self.L = (np.asarray(a, np.float64) for a in arrays)
-        self.power, self.shape = float(modes.power), shape
+    def __init__(self, modes: Modes, weights: Weights) -> None:
+        self.run = FlowDrops(modes, weights)
+        self.flow, self.state, self.now = self.run.flow, self.run.start, 0.0
+        self.sizes = np.asarray(modes.drops, float)
+        self.levels = self.flow.power - np.concatenate([[0.0], np.cumsum(self.sizes)])
+        arrays = (modes.singular, modes.key_vectors, modes.query_vectors)
+        sigma, keys, queries = (np.asarray(a, float) for a in arrays)
+        self.weights = list(np.einsum("s,ds,cs->sdc", sigma, keys, queries))  # M of each mode alone
+        smallest = min((np.linalg.norm(m) ** (1 / 3) for m in self.weights), default=np.inf)
+        self.floor = AWAKE * float(smallest)
+        gains = np.linalg.svd(self.flow.cross, compute_uv=False)[: len(sigma)]
+        self.horizon = PATIENCE / float(gains.min(initial=np.inf) * smallest)
+        self.awake = np.zeros(self.flow.heads, bool)
 
-    def unpack(self, y: np.ndarray) -> Weights:
-        heads, count = self.shape[0], int(np.prod(self.shape))
-        k, q = y[heads : heads + count], y[heads + count :]
-        return y[:heads], k.reshape(self.shape), q.reshape(self.shape)
+    def step(self) -> bool:
+        """A plateau, if the heads that are awake have learned all they can, and a descent."""
+        learned, escape = len(self.run.drops), None
+        if learned == len(self.sizes):
+            return False
+        capacity = self.flow.rank * int(self.awake.sum())
+        if capacity <= learned:
+            escape = self._plateau()
+            if escape is None:
+                return False
+            capacity += self.flow.rank
+        return self._descend(min(len(self.sizes), capacity), escape)
 
-    def residual(self, v: np.ndarray, k: np.ndarray, q: np.ndarray) -> np.ndarray:
-        """A = G - B M Λ."""
-        return self.G - self.B @ product(v, k, q) @ self.L
+    def _plateau(self) -> _Escape | None:
+        """Let the dormant heads run until shortly before the first escapes."""
+        left, gains, right = self._open(self.state, self.awake)
+        asleep, names = ~self.awake, np.flatnonzero(~self.awake)
+        v, k, q = (a[asleep] for a in self.flow.split(self.state))
+        k, q = k @ left, q @ right
+        dormant = DormantHeads(v, k + q, k - q, gains)
+        times, _ = dormant.blow_up()
+        if len(names) == 0 or not np.isfinite(times.min()):
+            escapes = "no head that is left ever escapes" if len(names) else "no head is left"
+            self.run.ended = escapes
+            return None
+        winner, unit = int(np.argmin(times)), self._unit(left, gains, right)
+        stop = self.now + max(0.0, float(times[winner]) - LEAD * unit)
+        leg = Plateau(self.now, stop, self.flow, self.state, dormant, asleep, left, right)
+        self.run.legs.append(leg)
+        end = dormant.after(stop - self.now)
+        along = np.sum(end.sums[winner] ** 2 + end.differences[winner] ** 2, axis=0)[gains > 0]
+        escape = _Escape(
+            int(names[winner]), self.now + float(times[winner]), float(gains[0]),
+            1 - float(along[0] / along.sum()), unit, abs(float(v[winner])),
+        )  # fmt: skip
+        self.state, self.now = leg.states(np.asarray([stop]))[0], stop
+        return escape
 
-    def loss(self, v: np.ndarray, k: np.ndarray, q: np.ndarray) -> float:
-        """L = E[y²] - ⟨M, G + A⟩."""
-        return self.power - float(np.sum(product(v, k, q) * (self.G + self.residual(v, k, q))))
+    def _open(
+        self, state: np.ndarray, escaped: Bool[np.ndarray, " H"]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Left vectors, gains and right vectors of A once the escaped heads have settled.
 
-    def slope(self, t: float, y: np.ndarray) -> np.ndarray:
-        """The flow (19)(80)."""
-        v, k, q = self.unpack(y)
-        A = self.residual(v, k, q)
-        Aq, Ak = q @ A.T, k @ A
-        w = v[:, None, None]
-        return np.concatenate([np.sum(k * Aq, axis=(1, 2)), (w * Aq).ravel(), (w * Ak).ravel()])
+        That is A_S, unless of modes that are equal, or nearly, the heads chose their own mixture.
+        """
+        learned = len(self.run.drops)
+        A = self.flow.residual(sum(self.weights[:learned], np.zeros_like(self.flow.cross)))
+        left_over = self.flow.residual(self.flow.effective(state[None], escaped[None])[0])
+        if np.linalg.norm(left_over - A) > CLOSE * np.linalg.norm(A):
+            A = left_over
+        left, gains, right = np.linalg.svd(A)
+        gains[len(self.sizes) - learned :] = 0.0  # what is left there is not yet settled
+        return left, gains, right.T
+
+    def _unit(self, left: np.ndarray, gains: np.ndarray, right: np.ndarray) -> float:
+        """c/g of the mode that grows fastest."""
+        u, w, g = left[:, 0], right[:, 0], float(gains[0])
+        return float((u @ self.flow.second @ u) * (w @ self.flow.covariance @ w) / g) ** (1 / 3) / g
+
+    def _descend(self, target: int, escape: _Escape | None) -> bool:
+        """Follow the flow of all heads until those awake have brought the loss to a level."""
+        level = self.levels[target] + ARRIVED * self.sizes[target - 1] + 1e-13 * self.flow.power
+        keys = np.abs(self.flow.split(self.state)[1])
+        smallest = float(np.sqrt(np.mean(keys.min(axis=(1, 2)) ** 2)))
+        solver = LSODA(
+            self.flow.slope, 0.0, self.state, self.horizon, rtol=TOLERANCE,
+            atol=TOLERANCE * max(smallest, 1e-12), jac=self.flow.jacobian,
+        )  # fmt: skip
+        times, states, pieces, arrived = [0.0], [self.state], [], False
+        while solver.status == "running" and not arrived:
+            solver.step()
+            if solver.status == "failed":
+                break
+            times.append(float(solver.t))
+            states.append(solver.y.copy())
+            pieces.append(solver.dense_output())
+            if len(pieces) % STRIDE == 0 or solver.status == "finished":
+                recent = np.stack(states[-STRIDE:])
+                large = np.abs(self.flow.split(recent)[0]) > self.floor
+                # Dormant heads move the loss of a plateau a little; at the end all of them help.
+                some = None if target == len(self.sizes) else large
+                arrived = bool(self.flow.loss(recent, some).min() <= level)
+        begin, losses = self.now, self.flow.loss(np.stack(states))
+        self.run.legs.append(
+            Descent(begin, begin + times[-1], OdeSolution(np.asarray(times), pieces))
+        )
+        self.state, self.now = states[-1], begin + times[-1]
+        self.awake = self.awake | (np.abs(self.flow.split(self.state)[0]) > self.floor)
+        for middle in (self.levels[:-1] + self.levels[1:])[len(self.run.drops) :] / 2:
+            if losses.min() >= middle:
+                break
+            step = max(1, int(np.argmax(losses < middle)))
+            course, span = pieces[step - 1], (times[step - 1], times[step])
+            time = _crossing(self.flow, course, middle, *span)
+            self.run.drops.append(self._drop(begin + time, course(time), escape))
+        if not arrived:
+            self.run.ended = "a drop took longer than it was followed for"
+        return arrived
+
+    def _drop(self, time: float, state: np.ndarray, escape: _Escape | None) -> Drop:
+        """A drop of the last leg, made by the head that moves most in the middle of it."""
+        drops, mode = self.run.drops, len(self.run.drops)
+        head = int(np.argmax(self.flow.speeds(state)))
+        value = float(self.flow.split(self.state)[0][head])
+        before = np.isin(np.arange(self.flow.heads), [drop.head for drop in drops])
+        if before[head]:
+            return Drop(mode, head, time, np.inf, float(np.sign(value)), 0.0, 0.0, abs(value))
+        if escape is None or head != escape.head:  # a further one that escapes in the same leg
+            begin = drops[-1].switch if drops else self.run.legs[-1].start
+            v, k, q = (a[head] for a in self.flow.split(self.run.states(np.asarray([begin]))[0]))
+            left, gains, right = self._open(state, before)
+            along = np.sum((k @ left) ** 2 + (q @ right) ** 2, axis=0)[gains > 0]
+            escape = _Escape(
+                head, time, float(gains[0]), 1 - float(along[0] / along.sum()),
+                self._unit(left, gains, right), abs(float(v)),
+            )  # fmt: skip
+        blow_up = max(escape.blow_up, time + escape.unit)
+        return Drop(
+            mode, head, time, blow_up, float(np.sign(value)), escape.gain, escape.misalignment,
+            escape.value,
+        )  # fmt: skip
 
 
-def product(v: np.ndarray, k: np.ndarray, q: np.ndarray) -> Float[np.ndarray, "D D"]:
-    """M = Σ v k qᵀ."""
-    size = k.shape[-1]
-    return (v[:, None, None] * k).reshape(-1, size).T @ q.reshape(-1, size)
+def _crossing(flow: HeadFlow, course: Any, middle: float, low: float, high: float) -> float:
+    """When the loss is `middle`, in one step of the solver."""
+
+    def excess(t: float) -> float:
+        return float(flow.loss(course(t)[None])[0]) - middle
+
+    return brentq(excess, low, high) if excess(low) > 0 else low  # type: ignore[return-value]
 
 
 def flow_drops(modes: Modes, weights: Weights) -> FlowDrops:
     """Follow the run from the initial weights."""
-    run = FlowDrops(modes, weights)
-    moments, drops, rank = run.moments, np.asarray(modes.drops, float), weights[1].shape[1]
-    levels = moments.power - np.concatenate([[0.0], np.cumsum(drops)])
-    middles = (levels[:-1] + levels[1:]) / 2
-    floor = AWAKE * float(_final_values(modes).min()) if modes.rank else np.inf
-    now, state, awake = 0.0, weights, np.zeros(len(weights[0]), bool)
-    escape = None
-    while len(run.drops) < modes.rank:
-        learned, capacity = len(run.drops), rank * int(awake.sum())
-        if capacity <= learned:
-            jump = _plateau(run, state, awake, now)
-            if jump is None:
-                break
-            now, state, escape = jump
-            capacity += rank
-        target = min(modes.rank, capacity)
-        arrived = levels[target] + ARRIVED * drops[target - 1] + 1e-13 * moments.power
-        leg, solution = _descend(run, state, now, arrived)
-        run.legs.append(leg)
-        losses = np.asarray([moments.loss(*moments.unpack(y)) for y in solution.y.T])
-        state, start, now = moments.unpack(solution.y[:, -1]), now, leg.stop
-        awake = awake | (np.abs(state[0]) > floor)
-        for mode in range(learned, modes.rank):
-            if losses.min() >= middles[mode]:
-                break
-            switch = start + float(solution.t[np.argmax(losses < middles[mode])])
-            run.drops.append(_drop(mode, switch, escape, run.drops, state[0]))
-            escape = None
-        if solution.status != 1:
-            run.ended = "a drop took longer than it was followed for"
-            break
-    return run
-
-
-def _drop(
-    mode: int, switch: float, escape: _Escape | None, before: list[Drop], values: np.ndarray
-) -> Drop:
-    """The record of a drop, made by the head that escaped or by the last one to have escaped."""
-    if escape is not None:
-        return Drop(mode, switch=switch, **dataclasses.asdict(escape))
-    head = before[-1].head if before else int(np.argmax(np.abs(values)))
-    value = float(values[head])
-    return Drop(mode, head, switch, np.inf, float(np.sign(value)), 0.0, 0.0, abs(value))
-
-
-def _final_values(modes: Modes) -> Float[np.ndarray, " r"]:
-    """|M(s)|^(1/3) for each mode s alone, v* of a head that holds it."""
-    sizes = [np.linalg.norm(a, axis=0) for a in (modes.key_vectors, modes.query_vectors)]
-    return (np.asarray(modes.singular, float) * sizes[0] * sizes[1]) ** (1 / 3)
-
-
-def _plateau(
-    run: FlowDrops, state: Weights, awake: np.ndarray, now: float
-) -> tuple[float, Weights, _Escape] | None:
-    """Let the dormant heads run until shortly before the first escapes."""
-    moments = run.moments
-    learned, drops = len(run.drops), np.asarray(run.modes.drops, float)
-    if learned > 0 and drops[learned] > (1 - TIED) * drops[learned - 1]:
-        # Some of several equal modes are learned: the escaped heads chose which.
-        A = moments.residual(*(a[awake] for a in state))
-    else:
-        A = np.asarray(run.modes.residual(range(learned)), np.float64)
-    left, gains, right = np.linalg.svd(A)
-    v, k, q = (a[~awake] for a in state)
-    dormant, names = DormantHeads.of(v, k, q, A), np.flatnonzero(~awake)
-    times, signs = dormant.blow_up()
-    if len(names) == 0 or not np.isfinite(times.min()):
-        run.ended = "no head that is left ever escapes" if len(names) else "no head is left"
-        return None
-    winner = int(np.argmin(times))
-    u, w, g = left[:, 0], right[0], float(gains[0])
-    c = (float(u @ moments.B @ u) * float(w @ moments.L @ w) / g) ** (1 / 3)
-    wait = max(0.0, float(times[winner]) - LEAD * c / g)
-
-    def weights(t: float) -> Weights:
-        later = dormant.after(t - now)
-        values, keys, queries = (a.copy() for a in state)
-        values[~awake] = later.values
-        keys[~awake] = (later.sums + later.differences) / 2 @ left.T
-        queries[~awake] = (later.sums - later.differences) / 2 @ right
-        return values, keys, queries
-
-    run.legs.append(Leg(now, now + wait, weights))
-    end = dormant.after(wait)
-    along = np.sum(end.sums[winner] ** 2 + end.differences[winner] ** 2, axis=0)
-    other = 1 - float(along[0] / along[gains > 1e-6 * g].sum())
-    escape = _Escape(
-        int(names[winner]), now + float(times[winner]), float(signs[winner]), g, other,
-        abs(float(v[winner])),
-    )  # fmt: skip
-    return now + wait, weights(now + wait), escape
-
-
-def _descend(run: FlowDrops, state: Weights, now: float, arrived: float) -> tuple[Leg, Any]:
-    """The flow of all heads until the loss has come down to a level."""
-    moments, learned = run.moments, len(run.drops)
-
-    def excess(t: float, y: np.ndarray) -> float:
-        return moments.loss(*moments.unpack(y)) - arrived
-
-    excess.terminal = True  # type: ignore[attr-defined]
-    gains = np.asarray(run.modes.gains(range(learned)).values, float)
-    horizon = PATIENCE / (float(gains.min()) * float(_final_values(run.modes).min()))
-    y = np.concatenate([a.ravel() for a in state])
-    smallest = float(np.sqrt(np.mean(np.min(np.abs(state[1]), axis=(1, 2)) ** 2)))
-    solution = solve_ivp(
-        moments.slope, (0.0, horizon), y, "LSODA",
-        rtol=1e-9, atol=1e-9 * max(smallest, 1e-12), events=excess, dense_output=True,
-    )  # fmt: skip
-    course = solution.sol
-    stop = now + float(solution.t[-1])
-    return Leg(now, stop, lambda t: moments.unpack(course(t - now))), solution
+    follower = _Follower(modes, weights)
+    while follower.step():
+        pass
+    return follower.run

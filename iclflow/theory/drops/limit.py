@@ -7,15 +7,13 @@ times scale exactly as 1/ε, the limit is given here on the clock t/τ of the we
 
 import dataclasses
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
 from iclflow.losses import Population
 from iclflow.models import AbstractModel
-from iclflow.results.trajectory import RESULTS, Trajectory
 from iclflow.tasks.task import Task
-from iclflow.theory.drops.base import Times
+from iclflow.theory.drops.base import Curve, Times
 from iclflow.theory.drops.dormant import DormantHeads
 from iclflow.theory.drops.frame import TIED, Frame, separate_weights
 from iclflow.theory.fixed_points.modes import Modes
@@ -32,17 +30,10 @@ class VanishingLimit:
     gaps: tuple[Float[np.ndarray, " _"], ...]  # see `in_head_gaps`, one array for each escape
     ended: str  # why there are no more drops
 
-    def at(self, times: Times) -> Trajectory:
+    def at(self, times: Times) -> Curve:
         """The loss as a step function of t/τ."""
         saves = np.atleast_1d(np.asarray(times, float))
-        loss = self.levels[np.searchsorted(self.times, saves, side="right")]
-        return Trajectory(
-            time=jnp.asarray(saves),
-            step=jnp.asarray(saves),
-            record={"loss": jnp.asarray(loss)},
-            result=RESULTS.finished,
-            stopped=jnp.asarray(saves[-1]),
-        )
+        return Curve(saves, self.levels[np.searchsorted(self.times, saves, side="right")])
 
 
 def in_head_gaps(

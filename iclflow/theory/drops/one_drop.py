@@ -17,20 +17,27 @@ from scipy.integrate import solve_ivp
 
 from iclflow.losses import Population
 from iclflow.models import Merged
-from iclflow.results.trajectory import RESULTS, Trajectory
-from iclflow.theory.drops.base import Times
+from iclflow.tasks.task import Task
+from iclflow.theory.drops.base import Curve, Times
 from iclflow.theory.fixed_points.modes import Modes
 
+Source = Task | Population | Modes
 
-def growing_strength(population: Population, model: Merged) -> Float[Array, ""]:
+
+def growing_strength(source: Source, model: Merged) -> Float[Array, ""]:
     """s(0) = ¼ Σᵢ (vᵢ + ⟨Uᵢ, G⟩/‖G‖)² (E2); the paper's ‖w₂(0)‖² holds for aligned weights."""
-    return jnp.sum(_halves(population, model)[0] ** 2)
+    return jnp.sum(_halves(Modes.of(source), model)[0] ** 2)
 
 
-def _halves(population: Population, model: Merged) -> tuple[Float[Array, " H"], Float[Array, " H"]]:
+def _halves(modes: Modes, model: Merged) -> tuple[Float[Array, " H"], Float[Array, " H"]]:
     """The growing and the decaying combination of each head's value and merged weight."""
-    _require(population, model)
-    return _combinations(population.cross[0], model.values[:, 0, 0], model.merged)
+    if model.values.shape[1] != 1 or model.merged.shape[1] != modes.size:
+        raise ValueError(
+            f"no merged time course: the task has 1 output and {modes.size} inputs, the model "
+            f"{model.values.shape[1]} and {model.merged.shape[1]}; draw it with "
+            f"Merged.initialiser(task, ...)"
+        )
+    return _combinations(modes.cross, model.values[:, 0, 0], model.merged)
 
 
 @jax.jit  # one compilation for all of it, not one an operation
@@ -39,14 +46,6 @@ def _combinations(
 ) -> tuple[Float[Array, " H"], Float[Array, " H"]]:
     along = jnp.einsum("hdc,dc->h", merged, cross / jnp.linalg.norm(cross))
     return (values + along) / 2, (values - along) / 2
-
-
-def _require(population: Population, model: Merged) -> None:
-    reason = population.admits(model)
-    if population.cross.shape[0] != 1:
-        reason = f"the reduction is that of one output, got {population.cross.shape[0]}"
-    if reason is not None:
-        raise ValueError(f"no merged time course: {reason}")
 
 
 def logistic_strength(
@@ -82,12 +81,13 @@ class WhiteCourse(eqx.Module):
     decaying: Float[Array, " H"]  # ½ (v - ⟨U, m̂⟩) at the start
     orthogonal: Float[Array, "H D D"]  # U without its part along m̂, at the start
 
-    def __init__(self, population: Population, model: Merged) -> None:
+    def __init__(self, source: Source, model: Merged) -> None:
         """Reduce a start; `ValueError` unless the task is white."""
-        self.growing, self.decaying = _halves(population, model)
-        self.power = population.power
+        modes = Modes.of(source)
+        self.growing, self.decaying = _halves(modes, model)
+        self.power = modes.power
         self.direction, self.rate, self.saturation, self.orthogonal, gap = _white_parts(
-            population.cross[0], population.second, population.covariance, model.merged
+            modes.cross, modes.second, modes.covariance, model.merged
         )
         if not float(gap) < 1e-6:
             raise ValueError(
@@ -113,6 +113,11 @@ class WhiteCourse(eqx.Module):
         """When s is half of its limit: (1/2γ) ln(γ/(α s(0)) - 1)."""
         ratio = self.rate / (self.saturation * self.initial)
         return jnp.log(ratio - 1) / (2 * self.rate)
+
+    def mid_drop_time(self) -> Float[Array, ""]:
+        """When half of the loss drop is done: s is 1 - 1/√2 of its limit."""
+        ratio = self.rate / (self.saturation * self.initial)
+        return jnp.log((ratio - 1) / (1 + jnp.sqrt(2.0))) / (2 * self.rate)
 
     def model(self, time: Float[Array, ""] | float) -> Merged:
         """The weights at one time: the growing part, the decaying one, and what is left over.
@@ -193,44 +198,32 @@ class _ReducedFlow:
 
 
 def merged_course(
-    population: Population, model: Merged, times: Times, *, tolerance: float = 1e-10
-) -> Trajectory:
+    source: Source, model: Merged, times: Times, *, tolerance: float = 1e-10
+) -> Curve:
     """The reduced flow of a small merged start for any Λ (E2), at the times t/τ.
 
     D numbers for a commuting task, `τ dμ_d/dt = ‖μ‖ r_d + μ_d (μ·r)/‖μ‖`, r = g - λ b μ,
-    μ(0) = s(0) g/‖g‖; D² otherwise. Records `loss`, `effective` M [T, D, D] and `values`
-    [T, H] (the heads keep the proportions of their growing halves).
+    μ(0) = s(0) g/‖g‖; D² otherwise. The heads keep the proportions of their growing halves.
     """
-    growing = np.asarray(_halves(population, model)[0], float)
-    flow, start = _ReducedFlow(Modes.of(population)), float(growing @ growing)
+    modes = Modes.of(source)
+    growing = np.asarray(_halves(modes, model)[0], float)
+    flow, start = _ReducedFlow(modes), float(growing @ growing)
     saves = np.atleast_1d(np.asarray(times, float))
-    if start == 0 or not flow.g.any():  # nothing grows: at rest for ever
-        states, result = np.zeros((len(saves), len(flow.g))), RESULTS.finished
-    else:
+    states = np.zeros((len(saves), len(flow.g)))
+    if start > 0 and flow.g.any():  # else nothing grows: at rest for ever
         horizon = max(float(saves.max()), float(np.finfo(float).eps))
-        solution = flow.solve(start, horizon, tolerance)
-        states = np.asarray(solution.sol(saves)).T
-        result = RESULTS.finished if solution.success else RESULTS.step_limit
+        states = np.asarray(flow.solve(start, horizon, tolerance).sol(saves)).T
     matrices = np.stack([flow.matrix(m) for m in states])
     strength = np.sqrt(np.linalg.norm(matrices, axis=(1, 2)))
     share = growing / np.sqrt(start) if start > 0 else growing
-    return Trajectory(
-        time=jnp.asarray(saves),
-        step=jnp.asarray(saves),
-        record={
-            "loss": jnp.asarray([flow.loss(m) for m in states]),
-            "effective": jnp.asarray(matrices),
-            "values": jnp.asarray(strength[:, None] * share[None, :]),
-        },
-        result=result,
-        stopped=jnp.asarray(saves[-1]),
-    )
+    loss = np.asarray([flow.loss(m) for m in states])
+    return Curve(saves, loss, strength[:, None] * share[None, :], matrices)
 
 
-def merged_half_time(population: Population, model: Merged, *, tolerance: float = 1e-10) -> float:
+def merged_half_time(source: Source, model: Merged, *, tolerance: float = 1e-10) -> float:
     """When the loss is halfway down its one drop, from the reduced flow (E2)."""
-    modes = Modes.of(population)
-    flow, start = _ReducedFlow(modes), float(growing_strength(population, model))
+    modes = Modes.of(source)
+    flow, start = _ReducedFlow(modes), float(growing_strength(modes, model))
     if start == 0 or not flow.g.any():
         return float("inf")
     middle = (flow.power + float(modes.level(range(modes.rank)))) / 2

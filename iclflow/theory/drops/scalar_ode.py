@@ -37,7 +37,7 @@ def _theta(x: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def _coefficient(gain: Array, curvature: Array) -> Float[Array, "..."]:
-    """C = (λ b / g)^(1/3); one where the mode cannot be learned (g = 0)."""
+    """c = (λ b / g)^(1/3); one where the mode cannot be learned (g = 0)."""
     alive = gain > 0
     return jnp.where(alive, curvature / jnp.where(alive, gain, 1.0), 1.0) ** (1 / 3)
 
@@ -92,7 +92,7 @@ def blow_up_course(
 
 
 def _inverse(theta: Float[Array, "..."], above: Array) -> Float[Array, "..."]:
-    """X with θ(x) = `theta`, x > 1 where `above`; Newton in ln(x/(1-x)) or ln(x-1), bracketed."""
+    """x with θ(x) = `theta`, x > 1 where `above`; Newton in ln(x/(1-x)) or ln(x-1), bracketed."""
     tiny, target = jnp.finfo(theta.dtype).eps, theta
     # Later than this 1 - x is below rounding.
     theta = jnp.minimum(jax.lax.stop_gradient(theta), 1 - math.log(tiny) / 3)

@@ -14,8 +14,12 @@ from jaxtyping import Array, Float
 
 from iclflow.losses import Population
 from iclflow.tasks.base import AbstractTask
-
-MIXTURES = ((1.0, 0.0, 0.0), (1.0, 0.618034, 0.414214), (1.0, -0.302776, 0.236068))
+from iclflow.theory.fixed_points.decomposition import (
+    commuting_modes,
+    diagonals,
+    general_modes,
+    joint_basis,
+)
 
 
 class Gains(eqx.Module):
@@ -65,10 +69,10 @@ class Modes(eqx.Module):
             np.asarray(a, dtype=np.float64)
             for a in (population.cross[0], population.second, population.covariance)
         )
-        basis, commuting = _joint_basis(covariance, second, cross, eps)
-        decompose = _commuting_modes if commuting else _general_modes
+        basis, commuting = joint_basis(covariance, second, cross, eps)
+        decompose = commuting_modes if commuting else general_modes
         arrays = decompose(covariance, second, cross, basis, eps)
-        along = _along(arrays[2], covariance, second, cross) if commuting else None
+        along = diagonals(arrays[2], covariance, second, cross) if commuting else None
         sigma, left, right, keys, queries = (jnp.asarray(a, dtype=dtype) for a in arrays)
         return cls(
             power=population.power,
@@ -239,7 +243,7 @@ class Modes(eqx.Module):
         complement = np.linalg.svd(np.asarray(self.right))[0][:, self.rank :]
         inside = [complement.T @ np.asarray(a) @ complement for a in (self.covariance, self.second)]
         eps = float(jnp.finfo(lam.dtype).eps)
-        basis, _ = _joint_basis(inside[0], inside[1], np.zeros_like(inside[0]), eps)
+        basis, _ = joint_basis(inside[0], inside[1], np.zeros_like(inside[0]), eps)
         extra = [jnp.asarray(np.diagonal(basis.T @ a @ basis).clip(min=0.0)) for a in inside]
         zeros = jnp.zeros(missing, lam.dtype)
         return (
@@ -247,76 +251,3 @@ class Modes(eqx.Module):
             jnp.concatenate([b, extra[1].astype(lam.dtype)]),
             jnp.concatenate([g, zeros]),
         )
-
-
-def _joint_basis(
-    covariance: np.ndarray, second: np.ndarray, cross: np.ndarray, eps: float
-) -> tuple[np.ndarray, bool]:
-    """Eigenvectors of Λ, and of B and G too if they have them in common.
-
-    Equal eigenvalues of Λ leave its eigenvectors open; those of a mixture of the three matrices
-    settle them, and one mixture that diagonalises all three proves that they commute.
-    """
-    matrices = [a / max(np.linalg.norm(a), np.finfo(float).tiny) for a in (covariance, second)]
-    matrices.append(cross / max(np.linalg.norm(cross), np.finfo(float).tiny))
-    best, error = np.eye(len(covariance)), np.inf
-    for mixture in MIXTURES:
-        mixed = sum(c * (a + a.T) / 2 for c, a in zip(mixture, matrices, strict=True))
-        basis = np.linalg.eigh(mixed)[1]
-        turned = [basis.T @ a @ basis for a in matrices]
-        off = max(float(np.abs(a - np.diag(np.diagonal(a))).max()) for a in turned)
-        if off < error:
-            best, error = basis, off
-    if error <= 1e3 * len(covariance) * eps:
-        return best, True
-    return np.linalg.eigh(matrices[0])[1], False
-
-
-def _along(basis: np.ndarray, *matrices: np.ndarray) -> np.ndarray:
-    """The diagonals of Eᵀ A E, one row a matrix."""
-    return np.stack([np.sum(basis * (a @ basis), axis=0) for a in matrices])
-
-
-def _kept(values: np.ndarray, eps: float) -> np.ndarray:
-    """Which of some non-negative numbers are more than rounding error of the largest."""
-    return values > 8 * len(values) * eps * max(float(values.max(initial=0.0)), 0.0)
-
-
-def _commuting_modes(
-    covariance: np.ndarray, second: np.ndarray, cross: np.ndarray, basis: np.ndarray, eps: float
-) -> tuple[np.ndarray, ...]:
-    """Y is diagonal in the common basis: σ_d = g_d/sqrt(λ_d b_d), u_d = w_d = e_d."""
-    eigenvalue, b, g = _along(basis, covariance, second, cross)
-    keep = _kept(eigenvalue, eps)
-    eigenvalue, b, g, basis = eigenvalue[keep], b[keep], g[keep], basis[:, keep]
-    sigma = g / np.sqrt(eigenvalue * b)
-    order = np.argsort(-sigma, kind="stable")
-    order = order[_kept(sigma[order], eps)]
-    e = basis[:, order]
-    keys, queries = e / np.sqrt(b[order])[None, :], e / np.sqrt(eigenvalue[order])[None, :]
-    return sigma[order], e, e, keys, queries
-
-
-def _general_modes(
-    covariance: np.ndarray, second: np.ndarray, cross: np.ndarray, basis: np.ndarray, eps: float
-) -> tuple[np.ndarray, ...]:
-    """The decomposition in coordinates that whiten Λ, where B is well conditioned.
-
-    With Λ = F Fᵀ, B' = F⁻¹ B F⁻ᵀ (bounded below by the sampling noise tr(Λ S_w)/N) and
-    G' = F⁻¹ G F⁻ᵀ, the matrix B'^(-1/2) G' has the singular values and right vectors of Y, and
-    F⁻ᵀ B'^(-1/2) u' = B^(-1/2) u gives the left ones without inverting B.
-    """
-    (eigenvalue,) = _along(basis, covariance)
-    keep = _kept(eigenvalue, eps)
-    basis, eigenvalue = basis[:, keep], eigenvalue[keep]
-    whiten = basis / np.sqrt(eigenvalue)[None, :]  # F⁻ᵀ on the range of Λ
-    values, vectors = np.linalg.eigh(whiten.T @ second @ whiten)
-    root = (vectors / np.sqrt(values)[None, :]) @ vectors.T  # B'^(-1/2)
-    left, sigma, right = np.linalg.svd(root @ (whiten.T @ cross @ whiten))
-    positive = _kept(sigma, eps)
-    keys = whiten @ root @ left[:, positive]
-    w = basis @ right[positive].T
-    queries = whiten @ right[positive].T
-    b, vectors = np.linalg.eigh(second)
-    u = (vectors * np.sqrt(b.clip(min=0.0))[None, :]) @ vectors.T @ keys
-    return sigma[positive], u, w, keys, queries

@@ -1,0 +1,225 @@
+"""Every Python and shell snippet of README, documentation and docstrings runs as printed.
+
+The blocks of a page run in order, in one namespace and one folder. `python` is run; a `print` whose
+comment begins with a number must print that number. `bash` is a command a line; `console` has
+commands after `$`, and output, which is not run; `text` is never run. A block after the line
+`<!-- slow -->` is run by `make test-all` only. Commands inside a line of text are parsed.
+"""
+
+import ast
+import contextlib
+import doctest
+import io
+import re
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+import iclflow as icl
+from iclflow import cli
+from iclflow.results.tensors import write_tensors
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LANGUAGES = {"python", "bash", "console", "text"}
+PROGRAMS = {  # commands of other programs, and why they are not run here
+    "make": "builds an environment and runs these tests",
+    "pip": "needs a network",
+}
+NOT_RUN = {  # beginnings of commands that are only parsed, and why
+    "diagnose --hf": "needs a network",
+    "reproduce all": "minutes; tests/test_cli_reproduce.py runs each kind of figure",
+    "reproduce lt-fig7": "hours on a CPU without --quick; tests/test_grokking.py",
+    "reproduce nonlinear": "hours on a CPU",
+    "reproduce lt-fig5": "minutes; tests/test_in_context_emergence.py",
+}
+
+
+class Block(NamedTuple):
+    language: str
+    text: str
+    slow: bool
+
+
+def blocks(page: str) -> list[Block]:
+    """The fenced blocks of a page; `ValueError` for a language that no rule knows."""
+    fence = r"^(<!-- slow -->\n)?^```([^\n]*)\n(.*?)^```$"
+    found = re.findall(fence, page, flags=re.M | re.S)
+    if len(found) * 2 != len(re.findall(r"^ *```", page, flags=re.M)):
+        raise ValueError("a block is indented or not closed")
+    if unknown := {language for _, language, _ in found} - LANGUAGES:
+        raise ValueError(f"no rule for blocks of {sorted(unknown)}; there are {sorted(LANGUAGES)}")
+    return [Block(language, text, bool(slow)) for slow, language, text in found]
+
+
+def commands(block: Block) -> list[str]:
+    """The shell commands of a block, one a line."""
+    lines = re.sub(r"\s*\\\n\s*", " ", block.text).splitlines()
+    if block.language == "console":
+        lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    return [line for line in lines if line.strip() and not line.startswith("#")]
+
+
+def inline_commands(page: str) -> list[str]:
+    """Whole commands in running text and tables: `iclflow simulate --heads 5`."""
+    text = re.sub(r"^```.*?^```$", "", page, flags=re.M | re.S)
+    found = re.findall(r"`((?:[A-Z_]+=\S+ )?iclflow [^`]+)`", text)
+    return [line for line in found if not re.search(r"[\[…]|\b[A-Z]{4,}\b(?!=)", line)]
+
+
+def arguments(command: str) -> list[str] | None:
+    """What `iclflow` is given, or None if the command is another program's."""
+    words = shlex.split(command, comments=True)
+    while "=" in words[0]:  # settings of the environment
+        words = words[1:]
+    if words[0] in PROGRAMS or (words[0] == "python" and (ROOT / words[1]).is_file()):
+        return None
+    if words[0] != "iclflow":
+        raise ValueError(f"no rule for the program {words[0]!r}")
+    return words[1:]
+
+
+def parse(command: str) -> None:
+    """Every option there is; `ValueError` for one that is not."""
+    given = arguments(command) or ["--version"]
+    if len(given) == 1:
+        assert given[0] in ("--help", "--version", *cli.COMMANDS), command
+        return
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            cli.build_parser(given[0]).parse_args(given)
+    except SystemExit as stop:
+        if stop.code:
+            raise ValueError(f"not a command there is: {command}") from stop
+
+
+def run_command(command: str) -> None:
+    parse(command)
+    given = arguments(command)
+    if given is None or " ".join(given).startswith(tuple(NOT_RUN)):
+        return
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        assert cli.main(given) == 0, command
+
+
+def run_python(text: str, names: dict) -> None:
+    """Run a block; what it prints must be the numbers that its comments say."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(text, "<snippet>", "exec"), names)
+    expected = re.findall(r"^print\(.*\)\s+# (-?[\d.]*\d)", text, flags=re.M)
+    for said, line in zip(expected, printed.getvalue().splitlines(), strict=bool(expected)):
+        digits = len(said.partition(".")[2])
+        assert abs(float(line) - float(said)) <= 0.5 * 10**-digits, f"{line}, not {said}"
+
+
+def run_blocks(found: list[Block]) -> None:
+    names = {"__name__": "__main__"}
+    for block in found:
+        if block.language == "python":
+            run_python(block.text, names)
+        elif block.language != "text":
+            for command in commands(block):
+                run_command(command)
+
+
+def given_files(folder: Path) -> None:
+    """Other people's files that the pages read: a loss curve and checkpoints."""
+    step = np.unique(np.geomspace(1, 12000, 400).astype(int))
+    loss = 1 - 0.36 / (1 + np.exp(-(step - 1900) / 20)) - 0.26 / (1 + np.exp(-(step - 3050) / 20))
+    rows = "\n".join(f"{s},{value}" for s, value in zip(step, loss, strict=True))
+    (folder / "loss.csv").write_text(f"step,loss\n{rows}\n")
+    model = icl.transformers.AttentionOnlyInitialiser(8, 8, layers=1, width=8, heads=2)
+    for number in range(3):
+        place = folder / "run" / f"step{number}"
+        place.mkdir(parents=True)
+        drawn = icl.transformers.AttentionOnly.tensors(model(jax.random.key(number)))
+        write_tensors(place / "model.safetensors", drawn, {})
+
+
+def identified(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+WITH_BLOCKS = [page for page in PAGES if blocks(page.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("page", WITH_BLOCKS, ids=identified)
+def test_quick_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given_files(tmp_path)
+    run_blocks([block for block in blocks(page.read_text(encoding="utf-8")) if not block.slow])
+
+
+SLOW = [page for page in WITH_BLOCKS if "<!-- slow -->" in page.read_text(encoding="utf-8")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SLOW, ids=identified)
+def test_all_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given_files(tmp_path)
+    run_blocks(blocks(page.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identified)
+def test_commands_in_the_text_have_the_options_there_are(page):
+    for command in inline_commands(page.read_text(encoding="utf-8")):
+        parse(command)
+
+
+@pytest.mark.slow
+def test_commands_of_the_readme_table_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = inline_commands((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(found) > 5
+    for command in found:
+        run_command(command)
+
+
+def examples() -> list[doctest.DocTest]:
+    found = []
+    for path in sorted((ROOT / "iclflow").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            kinds = ast.Module | ast.ClassDef | ast.FunctionDef
+            text = ast.get_docstring(node) if isinstance(node, kinds) else None
+            name = f"{identified(path)}:{getattr(node, 'name', '')}"
+            assert "```" not in (text or ""), f"{name}: write examples with >>>"
+            if text and ">>>" in text:
+                found.append(doctest.DocTestParser().get_doctest(text, {}, name, str(path), 0))
+    return found
+
+
+@pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
+def test_examples_in_docstrings_run(example):
+    out = io.StringIO()
+    result = doctest.DocTestRunner().run(example, out=out.write)
+    assert result.attempted > 0
+    assert result.failed == 0, out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("page", "complaint"),
+    [
+        ("```python\nno_such_name\n```\n", NameError),
+        ("```python\nprint(1 / 3)  # 0.34\n```\n", AssertionError),
+        ("```bash\niclflow theory --no-such-option 1\n```\n", ValueError),
+        ("```console\n$ rm file\n```\n", ValueError),
+        ("```ruby\n1\n```\n", ValueError),
+        ("```python\n1\n", ValueError),
+    ],
+)
+def test_a_wrong_snippet_is_found(page, complaint):
+    with pytest.raises(complaint):
+        run_blocks(blocks(page))
+
+
+def test_snippets_are_read_as_written():
+    page = "```console\n$ iclflow theory \\\n    --context 8\nlevel 1\n```\nand `iclflow theory`."
+    assert commands(blocks(page)[0]) == ["iclflow theory --context 8"]
+    assert inline_commands(page) == ["iclflow theory"]
+    assert [block.slow for block in blocks("<!-- slow -->\n```text\n```\n")] == [True]
