@@ -181,3 +181,16 @@ def test_a_rate_that_diverges_keeps_what_was_computed(capsys, tmp_path):
     table = np.loadtxt(text)
     assert np.isfinite(table[0])
     assert np.isnan(table[-1])
+
+
+@pytest.mark.parametrize("arguments", [["--init", "1e200"], ["--init", "1e100", "--lr", "1e300"]])
+def test_what_is_not_a_number_is_no_success(capsys, tmp_path, arguments):
+    assert "too large" in fails(capsys, *SMALL, *arguments, "--out", str(tmp_path))
+    assert len(list(tmp_path.glob("*.nc"))) == 1
+
+
+@pytest.mark.parametrize("flag", ["--head", "--in_dim", "--trainset_size", "--epoch", "--seq_len"])
+def test_sizes_that_do_not_fit_are_refused_before_any_work(capsys, tmp_path, flag):
+    line = fails(capsys, *SMALL, flag, "1000000000000", "--out", str(tmp_path))
+    assert "free" in line or "take hours" in line
+    assert not list(tmp_path.iterdir())

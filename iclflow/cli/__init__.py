@@ -5,9 +5,10 @@ import importlib
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import iclflow
 from iclflow.results.choices import require_choice
@@ -94,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         jax.config.update("jax_enable_x64", True)
         # What is not finite is a result here, and said in words.
-        with terminated_like_interrupted(), np.errstate(all="ignore"):
+        with terminated_like_interrupted(), warnings_in_a_line(), np.errstate(all="ignore"):
             return module.run(args)
     except (ValueError, OSError, OverflowError, ModuleNotFoundError) as error:
         fail(str(error))
@@ -110,6 +111,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("iclflow: interrupted; nothing was written", file=sys.stderr)
         return 130
+
+
+@contextmanager
+def warnings_in_a_line() -> Iterator[None]:
+    """Warnings of integrators and the like as one line each, once."""
+
+    def show(message: Warning | str, *_: Any) -> None:
+        print(f"iclflow: warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("once", UserWarning)
+        warnings.showwarning = show
+        yield
 
 
 @contextmanager

@@ -207,6 +207,8 @@ def show(summary: dict[str, Any]) -> None:
             if error == error
             else "theory: no predicted drop within this run"
         )
+    if summary["needed_steps"] is not None and summary["needed_steps"] > summary["steps"]:
+        console.print(f"theory: the last drop needs --steps {summary['needed_steps']}")
     for what in ("out", "plot"):
         if summary[what]:
             console.print(f"wrote {summary[what]}", markup=False, soft_wrap=True)

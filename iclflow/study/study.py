@@ -128,10 +128,16 @@ class Study:
             if steps > LONGEST:
                 raise ValueError(f"time {settings.time:g} at rate {rate:g} is {steps:.2g} steps")
             return max(1, round(steps))
-        if self.drops.size == 0:
-            return STEPS
-        steps = BEYOND * float(self.drops[-1]) / (2 * float(rate))
-        return min(MOST_STEPS, 1000 * int(np.ceil(min(steps, MOST_STEPS) / 1000)) + 1)
+        needed = self.needed_steps
+        return STEPS if needed is None else min(MOST_STEPS, needed)
+
+    @property
+    def needed_steps(self) -> int | None:
+        """Steps past the last predicted drop, in thousands and one; None where there is none."""
+        rate = getattr(self.dynamics, "rate", None)
+        if rate is None or self.drops.size == 0:
+            return None
+        return 1000 * int(np.ceil(BEYOND * float(self.drops[-1]) / (2000 * float(rate)))) + 1
 
     @cached_property
     def saveat(self) -> np.ndarray:
@@ -228,6 +234,7 @@ class Study:
             if rate is None
             else (rate * runs["final_sharpness"].values).tolist(),
             "steps": int(runs["step"].values[-1]) if rate is not None else None,
+            "needed_steps": None if settings.steps or settings.time else self.needed_steps,
             "time": float(runs["time"].values[-1]) if "time" in runs.coords else None,
             "seeds": runs["seed"].values.tolist(),
             "result": [OUTCOMES[code] for code in runs["result"].values],
