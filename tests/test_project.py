@@ -79,6 +79,33 @@ def test_one_version():
     assert re.findall(r"^version: (.+)$", citation, flags=re.M) == [iclflow.__version__]
 
 
+def test_every_contract_is_public():
+    inside = {"AbstractLeg", "AbstractRun"}  # how a staircase is followed, not what a user extends
+    for path in sorted((ROOT / "iclflow").rglob("*.py")):
+        room = path.relative_to(ROOT / "iclflow").parts[0]
+        for name in re.findall(r"^class (Abstract\w+)", path.read_text("utf-8"), flags=re.M):
+            assert (
+                {name} <= inside or hasattr(iclflow, name) or name in dir(getattr(iclflow, room))
+            ), name
+
+
+def test_the_package_is_typed():
+    assert (ROOT / "iclflow" / "py.typed").is_file()
+    stub = (ROOT / "iclflow" / "__init__.pyi").read_text(encoding="utf-8")
+    lines = [line for line in stub.splitlines() if line.startswith("from ")]
+    assert all(re.fullmatch(r"from [\w.]+ import (\w+) as \1", line) for line in lines)
+    assert len(lines) == len(set(iclflow.__all__)) > 50
+
+
+def test_the_picture_of_the_rooms_has_every_room():
+    picture = (ROOT / "docs" / "assets" / "rooms.svg").read_text(encoding="utf-8")
+    drawn = re.findall(r'class="name"[^>]*>([^<]+)<', picture)
+    rooms = [room for name in drawn for room in re.split(r"\s*·\s*", name)]
+    package = ROOT / "iclflow"
+    units = {path.relative_to(package).with_suffix("").parts[0] for path in package.rglob("*.py")}
+    assert sorted(rooms) == sorted(units - {"__init__", "__main__"})
+
+
 def test_readme_commands_are_make_targets():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.M))
