@@ -39,7 +39,7 @@ def study(record: tuple[str, ...], sequences: int, save: str) -> Study:
     """The job, compiled."""
     made = Study.of(
         Settings(
-            sequences=sequences, init=0.07, rate=0.2, seeds=6, record=("loss", *record), save=save
+            sequences=sequences, scale=0.07, rate=0.2, seeds=6, record=("loss", *record), save=save
         )
     )
     made.run()

@@ -19,11 +19,11 @@ from iclflow.study.study import Study
 from iclflow.theory.fixed_points.levels import plateau_losses
 
 SEPARATE = Settings(
-    spectrum=(0.6, 0.3, 0.1), heads=4, rank=2, init=0.3, rate=0.2, steps=300, seeds=2,
+    spectrum=(0.6, 0.3, 0.1), heads=4, rank=2, scale=0.3, rate=0.2, steps=300, seeds=2,
     save="linear:40", record=("loss", "weights"),
 )  # fmt: skip
 MERGED = Settings(
-    spectrum=(0.6, 0.3, 0.1), model="merged", heads=3, init=0.1, rate=0.2, steps=300,
+    spectrum=(0.6, 0.3, 0.1), model="merged", heads=3, scale=0.1, rate=0.2, steps=300,
     save="linear:40", record=("loss", "weights"),
 )  # fmt: skip
 

@@ -112,7 +112,11 @@ def test_levels_agree_from_the_shell(capsys, level):
 
 
 def test_flow_batches_and_optimisers(capsys):
-    flow = simulate(capsys, "--dynamics", "flow", "--time", 20)
+    code, out, err = call(
+        capsys, "simulate", *FAST[:-2], "--dynamics", "flow", "--time", 20, "--json"
+    )
+    assert code == 0, err
+    flow = json.loads(out)
     assert flow["rate"] is None
     assert flow["time"] == 20
     batch = simulate(capsys, "--sequences", 60, "--batch", 10, "--rate", 0.05)
@@ -165,9 +169,9 @@ def test_settings_file(capsys, tmp_path):
     ("text", "message"),
     [
         ("contxt = 5", "did you mean 'context'"),
-        ("context = 'five'", "context cannot be 'five'"),
+        ("context = 'five'", "context needs a whole number, got 'five'"),
         ("spectrum = ", "not a readable settings file"),
-        ("spectrum = []", "non-empty"),
+        ("spectrum = []", "empty list"),
     ],
 )
 def test_bad_settings_files(capsys, tmp_path, text, message):
@@ -206,7 +210,8 @@ def test_bad_settings_files(capsys, tmp_path, text, message):
         (["--normaliser", "pears"], "did you mean 'pairs'"),
         (["--inputs", "gausian"], "did you mean 'gaussian'"),
         (["--inputs", "student:1"], "more than 2"),
-        (["--task-covariance", "1,-1"], "task covariance"),
+        (["--task-covariance", "1,-1"], "at least 0"),
+        (["--task-covariance", "1,2,3"], "needs 2 variances"),
         (["--fresh"], "batch size"),
         (["--pool", "0"], "at least 1"),
         (["--from", "missing.toml"], "not a readable settings file"),
@@ -302,7 +307,6 @@ def test_theory_tables(capsys):
 
 def test_theory_refuses_softmax(capsys):
     line = refused(
-        capsys, "theory", "--spectrum", "0.5,0.3", "--model", "softmax-merged", "--init", "0.1",
-        "--sequences", "50",
-    )  # fmt: skip
+        capsys, "theory", "--spectrum", "0.5,0.3", "--model", "softmax-merged", "--init", "0.1"
+    )
     assert "linear attention" in line

@@ -41,7 +41,7 @@ def test_differences_are_reported_by_name(capsys, tmp_path):
     arrays["loss_iwl_test"] = arrays["loss_iwl_test"] + 1e-3
     arrays["loss_icl_test"] = arrays["loss_icl_test"] + 2e-3
     path = literal.save(tmp_path / "run.npz", arrays)
-    assert main(["compare", str(path), "--json"]) == 0
+    assert main(["compare", str(path), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["max_abs_test_iwl"] == pytest.approx(1e-3, abs=1e-12)
     assert found["max_abs_test_icl"] == pytest.approx(2e-3, abs=1e-12)

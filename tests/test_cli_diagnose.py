@@ -38,7 +38,7 @@ SPECTRUM = (0.5, 0.3, 0.15)
 def staircase_file(tmp_path_factory):
     """A rank-one run through all its plateaus."""
     settings = Settings(
-        spectrum=SPECTRUM, context=31, heads=3, init=0.1, steps=6000, seed=2,
+        spectrum=SPECTRUM, context=31, heads=3, scale=0.1, steps=6000, seed=2,
         record=("loss", "weights"), save="mixed:120",
     )  # fmt: skip
     path = tmp_path_factory.mktemp("runs") / "run.nc"
@@ -96,7 +96,7 @@ def test_quantities_along_a_run(staircase_file):
     drift = np.max([np.abs(gap - gap[:1]).max(axis=1) for gap in gaps], axis=0)
     np.testing.assert_allclose(found["conserved_drift"], drift, atol=1e-14)
     assert 0 < drift[-1] < 0.05
-    study = Study.of(Settings(spectrum=SPECTRUM, context=31, heads=3, init=0.1, seed=2))
+    study = Study.of(Settings(spectrum=SPECTRUM, context=31, heads=3, scale=0.1, seed=2))
     shapes = [a[-1].shape for a in (v[:, :, None, None], k, q)]
     sizes = np.cumsum([np.prod(shape) for shape in shapes])[:-1]
 
@@ -121,7 +121,7 @@ def test_a_run_records_what_is_measured_after_the_fact():
     names = ("conserved_drift", "gradient_norm", "sharpness", "top_eigenvalues")
     names += ("rate_times_sharpness", "fixed_point_distance")
     settings = Settings(
-        spectrum=SPECTRUM, context=31, heads=3, init=0.3, steps=900, rate=0.3, seeds=2,
+        spectrum=SPECTRUM, context=31, heads=3, scale=0.3, steps=900, rate=0.3, seeds=2,
         sequences=400, record=("loss", "weights", *names), save="log:40",
     )  # fmt: skip
     runs = Study.of(settings).run()
@@ -154,7 +154,7 @@ def test_the_in_weight_run_shows_the_fixed_task_first(capsys, tmp_path):
     """After its first drop it knows w* by heart and nothing in context; least squares follows."""
     path = tmp_path / "run.nc"
     settings = Settings(
-        model="merged", spectrum="white", dim=4, fixed_fraction=0.6, heads=8, init=0.001,
+        model="merged", spectrum="white", dim=4, fixed_fraction=0.6, heads=8, scale=0.001,
         steps=2500, record=("loss", "weights"), save="mixed:80",
     )  # fmt: skip
     store(Study.of(settings).run(), path)
@@ -174,7 +174,7 @@ def test_the_in_weight_run_shows_the_fixed_task_first(capsys, tmp_path):
 
 def test_all_seeds_of_a_file_are_padded_and_labelled(capsys, tmp_path):
     settings = Settings(
-        spectrum=(0.6, 0.3), context=31, heads=2, init=0.05, steps=2500, seeds=2, seed=4,
+        spectrum=(0.6, 0.3), context=31, heads=2, scale=0.05, steps=2500, seeds=2, seed=4,
         record=("loss", "weights"), save="mixed:80",
     )  # fmt: skip
     runs = Study.of(settings).run()
@@ -282,7 +282,7 @@ def test_a_curve_on_the_command_line(capsys, stopped_curve, tmp_path):
 def test_published_rates_and_inits():
     """One 1/N apart: rate times N^(2/3), weights times N^(1/3)."""
     args = argparse.Namespace(
-        spectrum=SPECTRUM, context=31, heads=3, rank=1, init=0.02, rate=0.02, starts=200,
+        spectrum=SPECTRUM, context=31, heads=3, rank=1, scale=0.02, rate=0.02, starts=200,
         convention="published", model="separate",
     )  # fmt: skip
     _, starts, rate = theory_of(args)
@@ -313,7 +313,7 @@ def test_a_curve_needs_the_task_for_its_theory(capsys, tmp_path):
     assert read_curve(path)[1].tolist() == [1.0, 1.0, 0.5]
     assert "--spectrum" in refused(capsys, "diagnose", path, "--rate", 0.1)
     both = refused(capsys, "diagnose", path, "--spectrum", "1,0.5", "--rate", 0.1)
-    assert "both --rate and --init" in both
+    assert "both --rate and --scale" in both
 
 
 # --- checkpoints

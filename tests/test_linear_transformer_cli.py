@@ -76,7 +76,7 @@ def test_a_mode_that_is_not_worth_learning(capsys):
         ([*TASK, "--task-mean", "1,1,1"], "no fixed task and no task mean"),
         ([*TASK, "--task-covariance", "1,1"], "3 variances"),
         ([*TASK, "--init", "5"], "between 0 and a∞/2"),
-        ([*TASK, "--plot", "x.png"], "give --init"),
+        ([*TASK, "--plot", "x.png"], "give --scale"),
         ([*TASK, "--lengths", "1-8"], "varying context lengths"),
     ],
 )

@@ -2,8 +2,11 @@
 
 import argparse
 import importlib
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 import iclflow
@@ -20,9 +23,11 @@ COMMANDS = {
     "animate": "a video of the weights over training, from a run that recorded them",
 }
 
+LINE = 500  # characters of a message at most
+
 EXAMPLES = """examples:
   iclflow reproduce fig3 --quick
-  iclflow simulate --spectrum 0.4,0.3,0.2,0.1 --context 31 --heads 5 --init 0.01 --plot run.png
+  iclflow simulate --spectrum 0.4,0.3,0.2,0.1 --context 31 --heads 5 --scale 0.01 --plot run.png
   iclflow train --model attnM --head 8 --init 1e-6
   iclflow COMMAND --help
 """
@@ -38,7 +43,9 @@ class Parser(argparse.ArgumentParser):
 
 def fail(message: str) -> NoReturn:
     """One clear line on stderr, exit code 2."""
-    print(f"iclflow: {' '.join(message.split())}", file=sys.stderr)
+    line = " ".join(message.split())
+    line = line if len(line) <= LINE else f"{line[:LINE]}..."
+    print(f"iclflow: {line}", file=sys.stderr)
     raise SystemExit(2)
 
 
@@ -85,11 +92,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         import jax
 
         jax.config.update("jax_enable_x64", True)
-        return module.run(args)
-    except (ValueError, OSError) as error:
+        with terminated_like_interrupted():
+            return module.run(args)
+    except (ValueError, OSError, OverflowError, ModuleNotFoundError) as error:
         fail(str(error))
     except MemoryError as error:
-        fail(f"not enough memory: {error}")
+        fail(f"not enough memory: {error}; make the problem smaller")
+    except RecursionError:
+        fail("too deeply nested to be read")
+    except RuntimeError as error:
+        # The compiler's own way to say that memory is short.
+        if "RESOURCE_EXHAUSTED" not in str(error) and "out of memory" not in str(error).lower():
+            raise
+        fail(f"not enough memory: {error}; make the problem smaller")
     except KeyboardInterrupt:
         print("iclflow: interrupted; nothing was written", file=sys.stderr)
         return 130
+
+
+@contextmanager
+def terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM raises what Ctrl-C does, so that what was computed is kept."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may say what a signal does
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.console import positive_float, positive_int, print_json, progress
+from iclflow.cli.console import print_json, progress
+from iclflow.cli.options import seed, typed
+from iclflow.cli.outputs import FILMS, add_force, check_outputs
 
 EXAMPLES = """examples:
-  iclflow simulate --heads 5 --init 0.07 --steps 20001 --record loss,weights --save linear:300 \\
-      --out run.nc
+  iclflow simulate --heads 5 --scale 0.07 --save linear:300 --out run.nc
   iclflow animate run.nc                           # run.mp4; run.gif where there is no ffmpeg
   iclflow animate run.nc --out film.gif --seconds 6 --fps 15
 
@@ -27,22 +28,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The run, and the film."""
     parser.add_argument("run", type=Path, metavar="RUN.nc", help="a run that recorded weights")
     parser.add_argument("--out", type=Path, metavar="FILE", help=".mp4 or .gif (beside the run)")
-    parser.add_argument("--seed", type=int, help="which run, where the file has several")
-    parser.add_argument("--seconds", type=positive_float, default=10.0, help="length (10)")
-    parser.add_argument("--fps", type=positive_int, help=f"{_MP4_FPS}; {_GIF_FPS} for a GIF")
+    parser.add_argument("--seed", type=seed, help="which run, where the file has several")
+    parser.add_argument(
+        "--seconds", type=typed(float, above=0, most=600), default=10.0, help="length (10)"
+    )
+    parser.add_argument(
+        "--fps", type=typed(int, least=1, most=120), help=f"{_MP4_FPS}; {_GIF_FPS} for a GIF"
+    )
+    add_force(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def run(args: argparse.Namespace) -> int:
     """Draw the film and say what it shows."""
     from iclflow.diagnosis.scene import film_scene
+    from iclflow.losses.memory import require_memory
     from iclflow.plots.weights import weights_film
     from iclflow.results import movies
     from iclflow.results.netcdf import load
 
     began = time.perf_counter()
-    out = args.out or args.run.with_suffix(".mp4" if movies.ffmpeg() else ".gif")
-    check(out)
+    out = args.out = args.out or args.run.with_suffix(".mp4" if movies.ffmpeg() else ".gif")
+    check_outputs(args, FILMS, [args.run])
     runs = load(args.run)
     try:
         scene = film_scene(runs, args.seed)
@@ -52,6 +59,9 @@ def run(args: argparse.Namespace) -> int:
     fps = args.fps or (_GIF_FPS if gif else _MP4_FPS)
     indices = movies.frame_indices(scene["time"].values, max(2, round(args.seconds * fps)))
     figure, update = weights_film(scene, dpi=_GIF_DPI if gif else _MP4_DPI)
+    pixels = int(figure.bbox.width * figure.bbox.height)
+    if gif:
+        require_memory(8 * pixels * len(indices), f"{len(indices)} pictures", "write an .mp4")
     with progress("drawing", quiet=args.json) as report:
         movies.write_movie(figure, update, indices, out, fps=fps, progress=report)
     found = {
@@ -67,14 +77,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         show(found)
     return 0
-
-
-def check(out: Path) -> None:
-    """Raise `ValueError` unless `out` can be a film."""
-    if out.suffix.lower() not in (".mp4", ".gif"):
-        raise ValueError(f"cannot write {out.name!r}: the ending must be .mp4 or .gif")
-    if not out.parent.is_dir():
-        raise ValueError(f"the folder {out.parent} does not exist; create it first")
 
 
 def show(found: dict[str, Any]) -> None:

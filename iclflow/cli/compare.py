@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from iclflow.cli.console import print_json, progress
+from iclflow.cli.outputs import add_force, check_outputs
 
 EXAMPLES = """examples:
   iclflow compare attnM_P1000_H8.npz
@@ -14,7 +15,8 @@ EXAMPLES = """examples:
 
 The recording was made in single precision; the repetition runs in double precision, from moments
 where the model is linear. Reported is the largest absolute difference over all epochs of the
-training loss, the two test losses and the value weights. To expect: 5e-6, and 5e-5 for attnS.
+training loss, the two test losses and the value weights. To expect: 5e-6, and 5e-5 for attnS;
+exit code 1 where it is more.
 """
 
 
@@ -22,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The file and the kind of report."""
     parser.add_argument("file", type=Path, metavar="FILE.npz", help="the recorded run")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw one over the other")
+    add_force(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -30,8 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from iclflow.published import Recording, replay
 
     began = time.perf_counter()
-    if args.plot is not None and not args.plot.parent.is_dir():
-        raise ValueError(f"the folder {args.plot.parent} does not exist; create it first")
+    check_outputs(args, (), [args.file])
     recording = Recording.load(args.file)
     with progress("repeating", quiet=args.json) as report:
         found = replay(recording, report)
@@ -59,7 +61,9 @@ def run(args: argparse.Namespace) -> int:
         print_json(summary)
     else:
         show(summary)
-    return 130 if found.result == "interrupted" else 0
+    if found.result == "interrupted":
+        return 130
+    return 0 if found.within else 1
 
 
 def draw(found: Any, path: Path) -> None:

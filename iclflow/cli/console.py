@@ -1,6 +1,5 @@
-"""What commands share: progress on stderr, JSON on stdout, options with the same meaning."""
+"""What commands share: progress on stderr, JSON on stdout."""
 
-import argparse
 import json
 import math
 import sys
@@ -50,41 +49,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def positive_int(text: str) -> int:
-    """A whole number of at least one, for argparse."""
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"needs a whole number, got {text!r}") from None
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number
-
-
-def positive_float(text: str) -> float:
-    """A finite number above zero, for argparse."""
-    number = finite_float(text)
-    if number <= 0:
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return number
-
-
-def finite_float(text: str) -> float:
-    """A finite number, for argparse."""
-    try:
-        number = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"needs a number, got {text!r}") from None
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"must be finite, got {text}")
-    return number
-
-
-def numbers(text: str) -> list[float]:
-    """A comma-separated list of finite numbers, for argparse."""
-    parts = [part for part in text.replace(" ", "").split(",") if part]
-    if not parts:
-        raise argparse.ArgumentTypeError("needs at least one number, got an empty list")
-    return [finite_float(part) for part in parts]

@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 from iclflow.cli.diagnose_output import finish
+from iclflow.study.fields import described
 
 
 def diagnose_a_curve(args: argparse.Namespace) -> int:
@@ -16,6 +17,11 @@ def diagnose_a_curve(args: argparse.Namespace) -> int:
     found = diagnose_curve(
         steps, losses - args.floor, task=task, starts=starts, rate=rate, clock=Clock(args.clock)
     )
+    return report_curve(args, found)
+
+
+def report_curve(args: argparse.Namespace, found: Any) -> int:
+    """The stages of a curve: written, drawn, shown."""
     rows = [
         {name: found[name].values[i].item()
          for name in ("start", "end", "level", "confidence", "plateau_number", "gap", "matches")
@@ -41,21 +47,22 @@ def theory_of(args: argparse.Namespace) -> tuple[Any, list[Any], float | None]:
     """Task, drawn starts and rate, as far as the options state them."""
     import jax
 
-    from iclflow.cli.simulate import settings_of
+    from iclflow.cli.options import settings_of
     from iclflow.published import InitConvention, Options
     from iclflow.published.weights import PublishedInitialiser, normalised
 
     if args.spectrum is None:
-        for name in ("rate", "init"):
-            if getattr(args, name) is not None:
-                raise ValueError(f"--{name} needs the task: give --spectrum and --context")
+        for name in described():
+            if name != "seed" and getattr(args, name, None) is not None:
+                option = name.replace("_", "-")
+                raise ValueError(f"--{option} needs the task: give --spectrum and --context")
         return None, [], None
     settings = settings_of(args)
     task = settings.task()
-    if args.init is None and args.rate is None:
+    if args.scale is None and args.rate is None:
         return task, [], None
-    if args.init is None or args.rate is None:
-        raise ValueError("the next drop needs both --rate and --init")
+    if args.scale is None or args.rate is None:
+        raise ValueError("the next drop needs both --rate and --scale")
     if settings.model not in ("merged", "separate"):
         raise ValueError(f"drops are predicted for merged and separate, not {settings.model}")
     keys = jax.random.split(jax.random.key(settings.seed), args.starts)
@@ -63,7 +70,7 @@ def theory_of(args: argparse.Namespace) -> tuple[Any, list[Any], float | None]:
     if args.convention == "published":
         kind = "attnS" if settings.model == "separate" else "attnM"
         options = Options(
-            model=kind, head_num=settings.heads, rank=settings.rank, init=settings.init,
+            model=kind, head_num=settings.heads, rank=settings.rank, init=settings.scale,
             in_dim=task.size, seq_len=settings.context + 1,
         )  # fmt: skip
         init = PublishedInitialiser(options, InitConvention.FIGURES)

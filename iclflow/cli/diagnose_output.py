@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from iclflow.cli.console import print_json
+from iclflow.cli.outputs import check_outputs
 
-ELSEWHERE = ("out", "plot", "json", "command")  # options that do not change what is found
+ELSEWHERE = ("out", "plot", "json", "command", "force")  # options that do not change what is found
 
 
 def diagnosis_key(args: argparse.Namespace) -> str:
@@ -23,9 +24,8 @@ def require_free(args: argparse.Namespace) -> None:
     """Refuse before any work what could not be written after it."""
     from iclflow.results.netcdf import check_free
 
-    if args.plot is not None and not args.plot.parent.is_dir():
-        raise ValueError(f"the folder {args.plot.parent} does not exist; create it first")
-    if args.out is not None:
+    check_outputs(args, (".nc",), args.paths)
+    if args.out is not None and not args.force:
         check_free(args.out, diagnosis_key(args))
 
 
@@ -33,10 +33,10 @@ def finish(
     args: argparse.Namespace, found: Any, summary: dict[str, Any], figure: str, *options: Any
 ) -> None:
     """Write what was asked for."""
-    from iclflow.results.netcdf import save
+    from iclflow.results.netcdf import replace
 
     if args.out is not None:
-        save(found.assign_attrs(content_key=diagnosis_key(args)), args.out)
+        replace(found.assign_attrs(content_key=diagnosis_key(args)), args.out)
         summary["out"] = str(args.out)
     if args.plot is not None:
         from iclflow.plots import diagnose

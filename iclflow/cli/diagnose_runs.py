@@ -1,9 +1,11 @@
 """`iclflow diagnose RUN.nc`: one line per stage of our own runs."""
 
 import argparse
+import sys
 from math import isnan
 from typing import Any
 
+from iclflow.cli.diagnose_curve import report_curve
 from iclflow.cli.diagnose_output import finish
 
 COLUMNS = {"in_context_loss": "in-context", "in_weight_loss": "in-weight"}
@@ -18,6 +20,8 @@ def diagnose_our_runs(args: argparse.Namespace) -> int:
 
     path = args.paths[0]
     runs = load(path)
+    if not weights_recorded(runs):
+        return diagnose_losses(args, runs)
     moved = args.test_context or args.test_spectrum or args.test_scale != 1
     several = args.seed is None and runs.sizes.get("seed", 1) > 1
     try:
@@ -52,6 +56,36 @@ def diagnose_our_runs(args: argparse.Namespace) -> int:
         for run in summary["runs"]:
             show_run(run, several)
     return 0
+
+
+def weights_recorded(runs: Any) -> bool:
+    """Whether a file of runs that says what it was trained on has the weights too."""
+    from iclflow.diagnosis import run_settings
+    from iclflow.models import empty_model
+
+    settings = run_settings(runs)
+    return all(
+        name in runs for name in empty_model(settings.initialiser(settings.task())).weights()
+    )
+
+
+def diagnose_losses(args: argparse.Namespace, runs: Any) -> int:
+    """What the loss alone can tell, of one seed."""
+    from iclflow.diagnosis import diagnose_curve, run_settings
+    from iclflow.diagnosis.runs import select_run, task_of
+    from iclflow.diagnostics import Clock
+
+    run = select_run(runs, args.seed)
+    task = task_of(run, run_settings(runs))
+    found = diagnose_curve(
+        run["step"].values.astype(float), run["loss"].values, task=task, clock=Clock(args.clock)
+    )
+    print(
+        f"iclflow: {args.paths[0]} has no weights: stages of the loss alone; for the algorithms, "
+        f"iclflow simulate --from {args.paths[0]} --record loss,weights --out NEW.nc",
+        file=sys.stderr,
+    )
+    return report_curve(args, found)
 
 
 def summarise(found: Any) -> dict[str, Any]:

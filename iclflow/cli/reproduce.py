@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.console import positive_int, print_json
+from iclflow.cli.console import print_json
+from iclflow.cli.options import typed
 from iclflow.report.figures import FIGURES
 
 _ALL = " ".join(name for name, figure in FIGURES.items() if not figure.group)
@@ -40,7 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("report"), metavar="DIR")
     parser.add_argument("--quick", action="store_true", help="smaller: fewer sequences and seeds")
     parser.add_argument(
-        "--jobs", type=positive_int, default=2, help="experiments at the same time (default 2)"
+        "--jobs",
+        type=typed(int, least=1, most=1024),
+        default=2,
+        help="experiments at the same time (default 2)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 

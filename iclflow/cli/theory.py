@@ -1,6 +1,6 @@
 """What the theory says of a task: plateau levels, drops, stability, and losses of algorithms.
 
-Only --spectrum and --context are needed. With --init it also predicts, from the initial weights
+Only --spectrum and --context are needed. With --scale it also predicts, from the initial weights
 that `simulate` would draw, when each drop comes and which head makes it (t/tau = 2 * rate * step).
 """
 
@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from iclflow.cli import theory_linear_transformer
-from iclflow.cli.console import positive_int, print_json
-from iclflow.cli.simulate import add_model_arguments, add_task_arguments, settings_of
+from iclflow.cli.console import print_json
+from iclflow.cli.options import add_settings, settings_of
+from iclflow.cli.outputs import add_force, check_outputs
+from iclflow.study.fields import MODEL, TASK
 
 EXAMPLES = """examples:
   iclflow theory --spectrum 0.4,0.3,0.2,0.1 --context 31
-  iclflow theory --spectrum 0.4,0.3,0.2,0.1 --context 31 --init 0.01 --plot stairs.png
-  iclflow theory --spectrum power:1 --dim 8 --context 31 --rank 2 --heads 9 --init 1e-3 --json
+  iclflow theory --spectrum 0.4,0.3,0.2,0.1 --context 31 --scale 0.01 --plot stairs.png
+  iclflow theory --spectrum power:1 --dim 8 --context 31 --rank 2 --heads 9 --scale 1e-3 --json
   iclflow theory --spectrum 1,0.5 --context 200 --task-covariance 1,3 --noise 0.1
-  iclflow theory --model linear-transformer --spectrum 1.7,1.4,1.1,1 --context 200 --init 0.01
+  iclflow theory --model linear-transformer --spectrum 1.7,1.4,1.1,1 --context 200 --scale 0.01
 """
 
 ROWS = 16  # of a table; the rest is in --json
@@ -25,23 +27,19 @@ ROWS = 16  # of a table; the rest is in --json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The task and model options of `simulate`."""
-    add_task_arguments(parser)
-    add_model_arguments(parser)
+    add_settings(parser, TASK, MODEL, only=("seed", "eigen_seed"))
     theory_linear_transformer.add_arguments(parser)
     out = parser.add_argument_group("output")
-    out.add_argument("--seed", type=int, help="of the initial weights, as in simulate (0)")
-    out.add_argument("--eigen-seed", type=int, help="seed of eigenvectors, pool and w* (2)")
-    out.add_argument("--sequences", type=positive_int, help=argparse.SUPPRESS)
-    out.add_argument("--from", dest="file", metavar="TOML", help="settings file; options win")
+    out.add_argument("--from", dest="file", metavar="FILE", help="TOML or run.nc; options win")
     out.add_argument("--plot", type=Path, metavar="FILE.png", help="draw levels and staircase")
+    add_force(out)
     out.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate the formulas, report, draw."""
     settings = settings_of(args)
-    if args.plot is not None and not args.plot.parent.is_dir():
-        raise ValueError(f"the folder {args.plot.parent} does not exist; create it first")
+    check_outputs(args, (), [] if args.file is None else [args.file])
     if settings.model == "linear-transformer":
         return theory_linear_transformer.run(args, settings)
     theory_linear_transformer.refuse_options(args)
@@ -51,12 +49,12 @@ def run(args: argparse.Namespace) -> int:
     from iclflow.theory.summary import start_summary, task_summary
 
     task = settings.task()
-    found = task_summary(task, settings.heads, settings.rank)
+    found = task_summary(task, settings.heads, settings.rank) | {"notes": not_covered(settings)}
     prediction = None
-    if args.init is not None or (args.file is not None and settings.init):
+    if args.scale is not None or (args.file is not None and settings.scale):
         model = settings.initialiser(task)(jax.random.key(settings.seed))
         prediction = predict(task, model)
-        found |= start_summary(prediction, task, settings.init)
+        found |= start_summary(prediction, task, settings.scale)
     if args.plot is not None:
         draw(found, prediction, args.plot)
     if args.json:
@@ -64,6 +62,21 @@ def run(args: argparse.Namespace) -> int:
     else:
         show(found)
     return 0
+
+
+def not_covered(settings: Any) -> list[str]:
+    """What of the settings these levels do not know of, in words."""
+    found = []
+    if settings.model.startswith("softmax"):
+        found.append(f"the levels are those of linear attention; no theory covers {settings.model}")
+    if settings.model in ("merged", "mlp"):
+        found.append("merged key and query visit the first and the last of these levels only")
+    if settings.fixed_fraction > 0:
+        found.append(
+            "with a fixed task the zero blocks learn it: the levels are those of weights that "
+            "leave them zero, and runs go lower"
+        )
+    return found
 
 
 def draw(found: dict[str, Any], prediction: Any, path: Path) -> None:
@@ -114,6 +127,8 @@ def show(found: dict[str, Any]) -> None:
     console.print(table)
     if "drop_times" in found:
         show_drops(console, found)
+    for note in found["notes"]:
+        console.print(f"note: {note}", markup=False)
 
 
 def show_drops(console: Any, found: dict[str, Any]) -> None:

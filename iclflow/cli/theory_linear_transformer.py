@@ -7,7 +7,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.console import finite_float, positive_float, print_json
+from iclflow.cli.console import print_json
+from iclflow.cli.options import above_zero, typed
 
 OPTIONS = ("query_init", "epoch_rate")
 
@@ -16,10 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options that only the linear transformer has."""
     group = parser.add_argument_group("linear-transformer")
     group.add_argument(
-        "--query-init", type=finite_float, metavar="Q", help="q1 = Q * I (default: as p2, --init)"
+        "--query-init", type=typed(float), metavar="Q", help="q1 = Q * I (default: as p2, --scale)"
     )
     group.add_argument(
-        "--epoch-rate", type=positive_float, metavar="ETA_P",
+        "--epoch-rate", type=above_zero, metavar="ETA_P",
         help="rate times tasks an epoch; times are then epochs (default 1: times t/tau)",
     )  # fmt: skip
 
@@ -42,14 +43,14 @@ def run(args: argparse.Namespace, settings: Any) -> int:
 
     modes = TransformerModes.of(settings.task())
     start = None
-    if args.init is not None or args.query_init is not None or args.file is not None:
-        second = settings.init if args.query_init is None else args.query_init
-        start = (settings.init, second)
+    if args.scale is not None or args.query_init is not None or args.file is not None:
+        second = settings.scale if args.query_init is None else args.query_init
+        start = (settings.scale, second)
     rate = 1.0 if args.epoch_rate is None else args.epoch_rate
     found = transformer_summary(modes, start, epoch_rate=rate)
     if args.plot is not None:
         if start is None:
-            raise ValueError("a plot over time needs a start; give --init, for example 0.01")
+            raise ValueError("a plot over time needs a start; give --scale, for example 0.01")
         draw(found, transformer_curves(modes, start), args.plot)
     if args.json:
         print_json(found)

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.console import finite_float, positive_float, positive_int, print_json, progress
+from iclflow.cli.console import print_json, progress
+from iclflow.cli.options import above_zero, positive, seed, typed
 
 EXAMPLES = """examples:
   iclflow train --model attnM --head 8 --init 1e-6 --show
@@ -43,13 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", default="attnM", metavar="NAME",
         help="attnM (merged key and query; default), attnS (separate) or mlp",
     )  # fmt: skip
-    model.add_argument("--head_num", type=positive_int, default=1, metavar="H", help="heads (1)")
+    model.add_argument("--head_num", type=positive, default=1, metavar="H", help="heads (1)")
     model.add_argument(
-        "--rank", "--KQ_dim", dest="rank", type=positive_int, default=1, metavar="R",
+        "--rank", "--KQ_dim", dest="rank", type=positive, default=1, metavar="R",
         help="of keys and queries (1)",
     )  # fmt: skip
     model.add_argument(
-        "--init", type=finite_float, default=0.01, metavar="STD",
+        "--init", type=typed(float), default=0.01, metavar="STD",
         help="scale of the initial weights (0.01)",
     )  # fmt: skip
     model.add_argument(
@@ -61,15 +62,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--cubic_feat", action="store_true", help="cubic features, for mlp")
 
     data = parser.add_argument_group("data")
-    data.add_argument("--in_dim", type=positive_int, default=4, metavar="D", help="of x (4)")
-    data.add_argument("--out_dim", type=positive_int, default=1, help="of y; only 1")
+    data.add_argument("--in_dim", type=positive, default=4, metavar="D", help="of x (4)")
+    data.add_argument("--out_dim", type=positive, default=1, help="of y; only 1")
     data.add_argument(
-        "--seq_len", type=positive_int, default=32, metavar="TOKENS",
+        "--seq_len", type=positive, default=32, metavar="TOKENS",
         help="tokens with the query, N + 1 (32)",
     )  # fmt: skip
-    data.add_argument("--trainset_size", type=positive_int, default=5000, metavar="P")
+    data.add_argument("--trainset_size", type=positive, default=5000, metavar="P")
     data.add_argument(
-        "--testset_size", type=int, default=0, metavar="P",
+        "--testset_size", type=typed(int, least=0), default=0, metavar="P",
         help="sequences of the in-weight and the in-context test set (0: no test)",
     )  # fmt: skip
     data.add_argument(
@@ -80,9 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--vary_len", action="store_true", help="average over context lengths")
 
     training = parser.add_argument_group("training")
-    training.add_argument("--epoch", type=positive_int, default=6001, help="updates (6001)")
-    training.add_argument("--lr", type=positive_float, default=0.001, help="rate (0.001)")
-    training.add_argument("--seed", type=int, default=10, help="of data and weights (10)")
+    training.add_argument("--epoch", type=positive, default=6001, help="updates (6001)")
+    training.add_argument("--lr", type=above_zero, default=0.001, help="rate (0.001)")
+    training.add_argument("--seed", type=seed, default=10, help="of data and weights (10)")
 
     output = parser.add_argument_group("output")
     output.add_argument("--show", action="store_true", help="open a window, where there is one")
@@ -100,7 +101,7 @@ def portion(text: str) -> float:
             f"needs a number between 0 and 1, got {text!r}; if {text} is a shell variable, the $ "
             f"is missing: --icl ${text}"
         )
-    return finite_float(text)
+    return typed(float)(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -114,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
     began = time.perf_counter()
     fields = [field.name for field in dataclasses.fields(Options)]
     options = Options(**{name: getattr(args, name) for name in fields})
+    require_room(options)
     args.out.mkdir(parents=True, exist_ok=True)
     convention = InitConvention(args.init_convention)
     with (
@@ -148,12 +150,29 @@ def run(args: argparse.Namespace) -> int:
         report(summary)
     if args.show:
         open_window(figure, picture)
-    if result == "diverged":
+    if result not in ("finished", "interrupted"):
         raise ValueError(
-            f"the loss diverged at epoch {stopped}: --lr {options.lr:g} is too large; what was "
-            f"computed is in {text}"
+            f"{result.replace('_', ' ')} at epoch {stopped}: --lr {options.lr:g} or --init "
+            f"{options.init:g} is too large; what was computed is in {text}"
         )
     return 130 if result == "interrupted" else 0
+
+
+def require_room(options: Any) -> None:
+    """Raise `ValueError` with what would be needed where memory or a day would not do."""
+    from iclflow.losses.memory import require_memory
+    from iclflow.study.sizes import DRAWN
+
+    token = options.in_dim + 1
+    weights = options.head_num * token * (token + 2 * options.rank)
+    require_memory(64 * weights, f"{options.head_num} heads", "give fewer")
+    require_memory(8 * 30 * token**2, f"inputs of {token - 1} dimensions", "give fewer")
+    require_memory(
+        24 * options.epoch * (3 + options.head_num), f"{options.epoch} epochs", "give fewer"
+    )
+    drawn = (options.trainset_size + options.testset_size) * options.seq_len * token
+    if drawn > DRAWN:
+        raise ValueError(f"{drawn:.1e} numbers to draw, and {DRAWN:.0e} take hours; give fewer")
 
 
 def columns(dataset: Any) -> list[str]:

@@ -1,7 +1,5 @@
 """Our own runs: stages of the loss, the in-context algorithm of each, geometry of the weights."""
 
-import dataclasses
-import json
 from typing import Any
 
 import jax
@@ -26,21 +24,7 @@ TESTS = ("in_context_loss", "in_weight_loss")  # what a run with a fixed task re
 
 def run_settings(runs: xr.Dataset) -> Settings:
     """The settings that a file of runs carries."""
-    try:
-        found = json.loads(runs.attrs["settings"])
-        kind = found.pop("kind")
-    except (KeyError, TypeError, ValueError, AttributeError):
-        kind, found = None, {}
-    if kind != "Settings":
-        raise ValueError(
-            "this file does not say which task it was trained on; only runs written by "
-            "iclflow simulate --out do"
-        )
-    known = {field.name for field in dataclasses.fields(Settings)}
-    given: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in found.items() if k in known
-    }
-    return Settings(**given)
+    return Settings.of_run(runs.attrs)
 
 
 def select_run(runs: xr.Dataset, seed: int | None = None) -> xr.Dataset:

@@ -1,10 +1,11 @@
 """One matplotlib style, made for print and safe for colour-blind readers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 
 # Okabe and Ito's palette without yellow, darkest contrast first.
@@ -52,3 +53,12 @@ def style() -> Iterator[None]:
     """The style, for the figures made inside."""
     with mpl.rc_context(STYLE):
         yield
+
+
+def side_by_side(data: Any, *panels: Callable[..., Any], height: float) -> Figure:
+    """A figure of two columns' width, its height in columns, each panel drawn by its function."""
+    with style():
+        figure = Figure(figsize=(2.08 * COLUMN, height * COLUMN))
+        for axes, draw in zip(figure.subplots(1, len(panels)), panels, strict=True):
+            draw(axes, data)
+    return figure

@@ -12,7 +12,6 @@ from iclflow.plots.levels import plot_levels
 from iclflow.plots.style import COLOURS, HEAT, style
 
 Update = Callable[[int], list[Artist]]  # frame number -> the artists that moved
-_QUIET = "0.35"
 
 
 def weights_film(run: xr.Dataset, *, dpi: int = 160, title: str = "") -> tuple[Figure, Update]:

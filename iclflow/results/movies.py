@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from iclflow.plots.weights import Update
-from iclflow.results.files import replacing
+from iclflow.results.files import MARK, replacing
 from iclflow.results.progress import Progress
 
 
@@ -89,7 +89,17 @@ def _mp4(frames: Iterator[np.ndarray], path: Path, fps: int) -> None:
     height, width = first.shape[:2]
     command = [program, "-y", "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgb24"]
     command += ["-s", f"{width}x{height}", "-r", str(fps), "-i", "-", "-an", "-c:v", "libx264"]
-    command += ["-pix_fmt", "yuv420p", "-crf", "18", "-movflags", "+faststart", str(path)]
+    command += [
+        "-pix_fmt",
+        "yuv420p",
+        "-crf",
+        "18",
+        "-movflags",
+        "+faststart",
+        "-metadata",
+        f"comment={MARK}",
+        str(path),
+    ]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as encoder:
         assert encoder.stdin is not None
@@ -114,4 +124,7 @@ def _gif(frames: Iterator[np.ndarray], path: Path, fps: int) -> None:
     # The last frame has the colours of all weights at their largest.
     palette = pictures[-1].quantize(128)
     drawn = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
-    drawn[0].save(path, save_all=True, append_images=drawn[1:], duration=round(1000 / fps), loop=0)
+    pause = round(1000 / fps)
+    drawn[0].save(
+        path, save_all=True, append_images=drawn[1:], duration=pause, loop=0, comment=MARK.encode()
+    )

@@ -20,12 +20,20 @@ class Comparison:
     measured: np.ndarray  # [seed, drop], NaN where the run ended before
 
     @property
-    def error(self) -> float:
-        """Median relative error of the drop times that were both predicted and seen; or NaN."""
+    def errors(self) -> np.ndarray:
+        """Relative errors of the drop times that were both predicted and seen."""
         both = np.isfinite(self.predicted) & np.isfinite(self.measured)
-        if not both.any():
-            return float("nan")
-        return float(np.median(np.abs(self.predicted[both] / self.measured[both] - 1)))
+        return np.abs(self.predicted[both] / self.measured[both] - 1)
+
+    @property
+    def error(self) -> float:
+        """The median of the errors; NaN without any."""
+        return float(np.median(self.errors)) if self.errors.size else float("nan")
+
+    @property
+    def worst(self) -> float:
+        """The largest of the errors; NaN without any."""
+        return float(self.errors.max()) if self.errors.size else float("nan")
 
 
 def compare(

@@ -1,7 +1,9 @@
 """A study: settings turned into loss, initialiser and dynamics, run, and summarised."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,15 +22,22 @@ from iclflow.models import (
     empty_model,
 )
 from iclflow.results.progress import Progress
+from iclflow.results.trajectory import linear_steps
 from iclflow.runs.labels import OUTCOMES
 from iclflow.runs.record import FixedPointDistance, OfModel
 from iclflow.runs.sweep import Vary, sweep
+from iclflow.study.fields import LONGEST
 from iclflow.study.settings import Settings
+from iclflow.study.sizes import SMALL
 from iclflow.tasks.task import ContextLabels, Task
 
 if TYPE_CHECKING:
     from iclflow.study.comparison import Comparison
 
+STEPS = 10_001  # where the theory predicts no end
+MOST_STEPS = 1_000_001  # that a run takes without being asked to
+BEYOND = 1.3  # times the last predicted drop: the end of a run that was given none
+PREDICTED = 4  # seeds whose drops are predicted for that
 TEST_SEQUENCES = 5000  # for test losses of models without a population in closed form
 
 
@@ -57,16 +66,17 @@ class Study:
             labels = ContextLabels(settings.in_weight_test)
             tests["in_context_loss"] = test_loss(task.in_context(), init)
             tests["in_weight_loss"] = test_loss(task.in_weight(labels), init)
-        if "population_loss" in settings.record:
+        record = settings.record or ()
+        if "population_loss" in record:
             tests["population_loss"] = test_loss(task, init)
-        if "fixed_point_distance" in settings.record:
+        if "fixed_point_distance" in record:
             if settings.vary == "all":
                 raise ValueError("fixed_point_distance needs one task; vary weights or data")
             tests["fixed_point_distance"] = OfModel(FixedPointDistance.of(task))
         return cls(settings, task, init, choice, loss, dynamics, tests)
 
-    def run(self, progress: Progress | None = None) -> xr.Dataset:
-        """Train all seeds."""
+    def run(self, progress: Progress | None = None, store: Path | str | None = None) -> xr.Dataset:
+        """Train all seeds; `store` is a folder from which the same run goes on."""
         settings, vary = self.settings, Vary(self.settings.vary)
         offsets = iter(range(settings.seeds))
 
@@ -75,19 +85,98 @@ class Study:
             task = settings.task(offset) if vary is Vary.ALL else self.task
             return settings.build_loss(task, self.choice, offset)
 
-        return sweep(
+        runs = sweep(
             self.loss if vary is Vary.WEIGHTS else other,
             self.init,
             self.dynamics,
             seeds=range(settings.seed, settings.seed + settings.seeds),
             vary=vary,
-            until=settings.until(self.dynamics),
-            saveat=settings.saveat(self.dynamics),
-            record={name: name for name in settings.record} | self.tests,
+            until=self.until,
+            saveat=self.saveat,
+            record={name: name for name in self.record} | self.tests,
             final={"sharpness": _sharpness},
             progress=progress,
+            store=store,
             settings=settings,
         )
+        timed = "time" not in runs.coords or np.isfinite(runs["time"]).any()
+        return runs if timed else runs.drop_vars("time")  # Adam and momentum keep no time
+
+    @cached_property
+    def drops(self) -> np.ndarray:
+        """Predicted drop times t/τ of the first seeds; empty where no theory covers the study."""
+        rule = getattr(self.dynamics, "optimiser", None)
+        if self.settings.scale == 0 or (rule is not None and not rule.keeps_time):
+            return np.zeros(0)
+        if self.settings.fixed_fraction > 0 or self.task.outputs > 1:
+            return np.zeros(0)
+        seeds = range(self.settings.seed, self.settings.seed + self.settings.seeds)[:PREDICTED]
+        times = [drop_times(task, model) for task, model in self._starts(seeds)]
+        return np.unique(np.concatenate(times))
+
+    @cached_property
+    def until(self) -> float | int:
+        """The end: t/τ of a flow, steps of descent; past the predicted drops if not given."""
+        settings, rate = self.settings, getattr(self.dynamics, "rate", None)
+        if rate is None:
+            assert settings.time is not None
+            return settings.time
+        if settings.steps is not None:
+            return settings.steps
+        if settings.time is not None:
+            steps = settings.time / (2 * float(rate))
+            if steps > LONGEST:
+                raise ValueError(f"time {settings.time:g} at rate {rate:g} is {steps:.2g} steps")
+            return max(1, round(steps))
+        if self.drops.size == 0:
+            return STEPS
+        steps = BEYOND * float(self.drops[-1]) / (2 * float(rate))
+        return min(MOST_STEPS, 1000 * int(np.ceil(min(steps, MOST_STEPS) / 1000)) + 1)
+
+    @cached_property
+    def saveat(self) -> np.ndarray:
+        """Save points: evenly in log time, in time, both, dense at drops; or a list."""
+        save, end, whole = self.settings.save, self.until, isinstance(self.dynamics, Descent)
+        kind, _, argument = save.partition(":")
+        try:
+            if kind in ("log", "linear", "mixed", "auto"):
+                count = int(argument or 200)
+                log = self.dynamics.spread(end, count)
+                linear = linear_steps(int(end), count) if whole else np.linspace(0, end, count)
+                mixed = np.union1d(log, linear)
+                dense = self._around_drops(end, count) if save.startswith("auto") else mixed[:0]
+                auto = np.union1d(mixed, dense)
+                return {"log": log, "linear": linear, "mixed": mixed, "auto": auto}[kind]
+            if save == "all" and whole:
+                return np.arange(end + 1)
+            points = np.asarray([float(x) for x in save.split(",")])
+        except ValueError:
+            raise ValueError(
+                f"save must be log:COUNT, linear:COUNT, mixed:COUNT, auto:COUNT, all (descent), "
+                f"or a list, got {save!r}"
+            ) from None
+        return points
+
+    def _around_drops(self, end: float, count: int) -> np.ndarray:
+        """About `count` marks at the predicted drops, where `end` is too far for even spacing."""
+        rate = getattr(self.dynamics, "rate", None)
+        if (rate is not None and end <= 2 * count) or self.drops.size == 0:
+            return np.zeros(0)
+        marks = self.drops if rate is None else self.drops / (2 * float(rate))
+        share = np.linspace(0.85, 1.15, max(8, count // len(marks)))
+        near = np.outer(marks, share).ravel()
+        near = near[near <= end]
+        return near if rate is None else np.round(near).astype(int)
+
+    @cached_property
+    def record(self) -> tuple[str, ...]:
+        """What is recorded: as asked; else the weights too, while they are small."""
+        asked = self.settings.record
+        if asked is not None:
+            return tuple(dict.fromkeys(("loss", *asked)))
+        count = sum(leaf.size for leaf in jax.tree.leaves(empty_model(self.init)))
+        small = 8 * count * len(self.saveat) * self.settings.seeds <= SMALL
+        return ("loss", "values", "weights") if small else ("loss", "values")
 
     def levels(self) -> np.ndarray:
         """The plateau losses L(M_m) of the task; empty where the theory does not cover it."""
@@ -101,16 +190,19 @@ class Study:
         """The theory from the same initial weights, where it covers the study."""
         from iclflow.study.comparison import compare  # SciPy's integrators: only when asked for
 
-        settings, vary = self.settings, Vary(self.settings.vary)
         timed = "time" in runs.coords and bool(np.isfinite(runs["time"]).all())
-        if settings.fixed_fraction > 0 or self.task.outputs > 1 or not timed:
+        if self.settings.fixed_fraction > 0 or self.task.outputs > 1 or not timed:
             return None
-        tasks, models = [], []
-        for offset, seed in enumerate(runs["seed"].values):
-            tasks.append(settings.task(offset) if vary is Vary.ALL else self.task)
-            number = settings.seed if vary is Vary.DATA else int(seed)
-            models.append(draw_model(self.init, jax.random.key(number)))
+        tasks, models = zip(*self._starts(runs["seed"].values.tolist()), strict=True)
         return compare(tasks, models, runs)
+
+    def _starts(self, seeds: Iterable[int]) -> Iterator[tuple[Task, AbstractModel]]:
+        """The task and the initial weights of each seed."""
+        settings, vary = self.settings, Vary(self.settings.vary)
+        for offset, seed in enumerate(seeds):
+            task = settings.task(offset) if vary is Vary.ALL else self.task
+            number = settings.seed if vary is Vary.DATA else int(seed)
+            yield task, draw_model(self.init, jax.random.key(number))
 
     def title(self) -> str:
         """One line that names the experiment."""
@@ -147,8 +239,19 @@ class Study:
             "predicted_drop_times": None if theory is None else theory.predicted.tolist(),
             "measured_drop_times": None if theory is None else theory.measured.tolist(),
             "drop_time_error": None if theory is None else theory.error,
+            "worst_drop_time_error": None if theory is None else theory.worst,
             "content_key": runs.attrs["content_key"],
         }
+
+
+def drop_times(task: Task, model: AbstractModel) -> np.ndarray:
+    """When the drops of one start come by theory; empty where none covers it."""
+    from iclflow.theory.predict import ENGINES, predict
+
+    if all(engine.admits(task, model) is not None for engine in ENGINES):
+        return np.zeros(0)
+    times = predict(task, model, probes=0).times
+    return times[np.isfinite(times)]
 
 
 def _sharpness(model: AbstractModel, loss: AbstractLoss) -> Any:

@@ -30,7 +30,7 @@ def claims_fig5(data: xr.Dataset) -> list[Claim]:
         np.max(np.abs(data["sampled_training"] - data["training"].sel(portion=data.attrs["shown"])))
     )
     white = np.full(data.attrs["inputs"], 1 / data.attrs["inputs"])
-    deviation = label_deviation(data.attrs["sampled_check_sequences"], white)
+    deviation = label_deviation(int(data.attrs["sampled_check_sequences"]), white)
     return [
         less(
             "fig5-order", "the model first learns in weight, then in context", "Section 7.1",

@@ -7,20 +7,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from iclflow.plots.levels import plot_levels
-from iclflow.plots.style import COLOURS, COLUMN, THEORY, TIME, style
+from iclflow.plots.style import COLOURS, THEORY, TIME, side_by_side
 
 NAME_APART = 3.5  # factor in time between the names of two drops
 
 
 def draw(data: xr.Dataset) -> Figure:
     """Merged, separate, and the times of the drops against w."""
-    with style():
-        figure = Figure(figsize=(2.08 * COLUMN, 0.86 * COLUMN))
-        left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 1))
-        _merged(left, data)
-        _separate(middle, data)
-        _times(right, data)
-    return figure
+    return side_by_side(data, _merged, _separate, _times, height=0.86)
 
 
 def _colour(scale: float):
@@ -42,16 +36,8 @@ def _merged(axes: Axes, data: xr.Dataset) -> None:
         loss = data["merged_loss"].values[i]
         axes.plot(time[1:], loss[1:], color=_colour(scale), label=_power(scale))
     axes.plot(time[1:], data["lazy_loss"].values[1:], label="lazy", **THEORY)
-    axes.set_xscale("log")
-    axes.set_xlim(0.03, time[-1])
-    axes.set_ylim(0, 1.7 * float(data["levels"][0]))
-    axes.set_xlabel(TIME)
+    _frame(axes, "merged", (0.03, time[-1]), 1.7 * float(data["levels"][0]))
     axes.set_ylabel("loss")
-    axes.set_title("merged", loc="left")
-    axes.legend(
-        title="$w$", ncols=2, loc="upper right", handlelength=1.0, columnspacing=0.8,
-        labelspacing=0.25, borderaxespad=0.0, title_fontsize=7,
-    )  # fmt: skip
 
 
 def _separate(axes: Axes, data: xr.Dataset) -> None:
@@ -66,13 +52,15 @@ def _separate(axes: Axes, data: xr.Dataset) -> None:
             data["theory_time"].values[i], data["theory_loss"].values[i], **{**THEORY, **look}
         )
     axes.plot([], [], label="predicted", **THEORY)
-    axes.set_xscale("log")
-    axes.set_xlim(0.3, float(data["theory_time"].max()))
-    axes.set_ylim(0, 1.7 * float(data["levels"][0]))
-    axes.set_xlabel(TIME)
-    axes.set_title("separate, rank one", loc="left")
+    end = float(data["theory_time"].max())
+    _frame(axes, "separate, rank one", (0.3, end), 1.7 * float(data["levels"][0]))
+
+
+def _frame(axes: Axes, title: str, window: tuple[float, float], top: float) -> None:
+    axes.set(xscale="log", xlim=window, ylim=(0, top), xlabel=TIME)
+    axes.set_title(title, loc="left")
     axes.legend(
-        title="$w$", ncols=2, loc="upper right", handlelength=1.4, columnspacing=0.8,
+        title="$w$", ncols=2, loc="upper right", handlelength=1.2, columnspacing=0.8,
         labelspacing=0.25, borderaxespad=0.0, title_fontsize=7,
     )  # fmt: skip
 

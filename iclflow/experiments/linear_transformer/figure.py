@@ -5,7 +5,16 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from iclflow.plots.style import COLOURS, COLUMN, HEAT, PAPER, THEORY, mode_colour, style
+from iclflow.plots.style import (
+    COLOURS,
+    COLUMN,
+    HEAT,
+    PAPER,
+    THEORY,
+    mode_colour,
+    side_by_side,
+    style,
+)
 
 
 def draw_fig1(data: xr.Dataset) -> Figure:
@@ -74,13 +83,7 @@ def _deviation(axes: Axes, data: xr.Dataset) -> None:
 
 def draw_fig2(data: xr.Dataset) -> Figure:
     """a_α(t) with both theories; the conserved quantity; what single modes conserve."""
-    with style():
-        figure = Figure(figsize=(2.08 * COLUMN, 0.8 * COLUMN))
-        left, middle, right = figure.subplots(1, 3)
-        _courses(left, data)
-        _conserved(middle, data)
-        _drift(right, data)
-    return figure
+    return side_by_side(data, _courses, _conserved, _drift, height=0.8)
 
 
 def _courses(axes: Axes, data: xr.Dataset) -> None:

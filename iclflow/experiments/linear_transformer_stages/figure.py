@@ -6,20 +6,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from iclflow.plots.levels import plot_levels
-from iclflow.plots.style import COLOURS, COLUMN, HALF_LOSS, PAPER, THEORY, style
+from iclflow.plots.style import COLOURS, COLUMN, HALF_LOSS, PAPER, THEORY, side_by_side, style
 
 _MARK = {"color": "0.8", "linewidth": 0.5, "zorder": 0}
 
 
 def draw_fig3(data: xr.Dataset) -> Figure:
     """The staged loss at N = 200; training at N = 8; the error of the closed form against N."""
-    with style():
-        figure = Figure(figsize=(2.08 * COLUMN, 0.8 * COLUMN))
-        left, middle, right = figure.subplots(1, 3)
-        _staged(left, data)
-        _small(middle, data)
-        _error(right, data)
-    return figure
+    return side_by_side(data, _staged, _small, _error, height=0.8)
 
 
 def _staged(axes: Axes, data: xr.Dataset) -> None:

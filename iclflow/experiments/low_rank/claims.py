@@ -61,7 +61,7 @@ def _rank_claims(name: str, data: xr.Dataset) -> list[Claim]:
         gaps += [level - levels[m] for m, level, _ in _plateaus(data, rank)]
     final = data["loss"].values[..., -1]
     done = np.isfinite(data["drop_times"].values[..., -1])
-    error = label_deviation(data.attrs["sequences"], data["spectrum"].values)
+    error = label_deviation(int(data.attrs["sequences"]), data["spectrum"].values)
     features = modes * (modes + 1) * (modes + 2) // 2
     smallest = min(ratios.values(), default=float("nan"))
     return [

@@ -5,18 +5,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from iclflow.plots.levels import plot_levels
-from iclflow.plots.style import COLOURS, COLUMN, THEORY, TIME, style
+from iclflow.plots.style import COLOURS, THEORY, TIME, side_by_side
 
 
 def draw(data: xr.Dataset) -> Figure:
     """Merged, separate, and the loss at every length."""
-    with style():
-        figure = Figure(figsize=(2.08 * COLUMN, 0.78 * COLUMN))
-        left, middle, right = figure.subplots(1, 3)
-        _merged(left, data)
-        _separate(middle, data)
-        _lengths(right, data)
-    return figure
+    return side_by_side(data, _merged, _separate, _lengths, height=0.78)
 
 
 def _merged(axes: Axes, data: xr.Dataset) -> None:

@@ -1,0 +1,165 @@
+"""The options of one experiment in plain values, and which of them fit together.
+
+Nothing heavy is imported here: `iclflow simulate --help` is made from these fields.
+"""
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from iclflow.results.choices import require_choice
+from iclflow.study.options import Option, option
+
+TASK, MODEL, DATA = "task", "model", "data and level of exactness"
+DYNAMICS, RUNS = "dynamics", "runs"
+LAYERS = ("merged", "separate", "softmax-merged", "softmax-separate")
+HEADED = (*LAYERS, "mlp", "conv")
+RANKED = ("separate", "softmax-separate", "conv")
+SEEDS = 2**32  # seeds are whole numbers below
+LONGEST = 10**12  # steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields:
+    """Task, model, level of exactness and dynamics; each field an option of the shell and TOML."""
+
+    spectrum: tuple[float, ...] | str = option(
+        (0.4, 0.3, 0.2, 0.1), TASK, "eigenvalues, or white, linear, power:ALPHA", metavar="LIST"
+    )
+    dim: int | None = option(None, TASK, "for a named spectrum", metavar="D", least=1)
+    trace: float | None = option(None, TASK, "of the covariance (named: 1)", above=0)
+    context: int = option(31, TASK, "labelled pairs", metavar="N", least=1, most=10**15)
+    lengths: tuple[int, ...] | None = option(
+        None, TASK, "average over lengths, e.g. 1-31 or 8,16", least=1
+    )
+    normaliser: str = option(
+        "pairs", TASK, "of attention", choices=("pairs", "tokens", "context", "none")
+    )
+    inputs: str = option("gaussian", TASK, "gaussian, sphere, rademacher or student:DEGREES")
+    noise: float = option(0.0, TASK, "std of noise on context labels", least=0)
+    target_noise: float = option(0.0, TASK, "std of noise on the target", least=0)
+    task_covariance: tuple[float, ...] | None = option(
+        None, TASK, "variances of w by eigenvector", metavar="LIST", least=0
+    )
+    task_mean: tuple[float, ...] | None = option(None, TASK, "mean of w", metavar="LIST")
+    pool: int | None = option(None, TASK, "a finite pool of M tasks", metavar="M", least=1)
+    fixed_fraction: float = option(0.0, TASK, "share with the task w*", metavar="SHARE")
+    in_weight_test: str = option(
+        "task", TASK, "context labels of that test", choices=("task", "noise"),
+        needs=("fixed_fraction",),
+    )  # fmt: skip
+    rotate: bool = option(True, TASK, "eigenvectors = axes")
+    model: str = option(
+        "separate", MODEL, "the last has D outputs, W = U diag Uᵀ, and --scale is p = q",
+        choices=(*HEADED, "linear-transformer"),
+    )  # fmt: skip
+    heads: int = option(5, MODEL, "heads", metavar="H", least=1, needs=("model", *HEADED))
+    rank: int = option(
+        1, MODEL, "of keys and queries", metavar="R", least=1, needs=("model", *RANKED)
+    )
+    scale: float = option(
+        0.01, MODEL, "norm of each layer at the start", metavar="W", least=0, aliases=("init",)
+    )
+    blocks: str = option(
+        "auto", MODEL, "train the zero blocks; auto: on finite data",
+        choices=("auto", "full", "frozen"), needs=("model", *LAYERS, "linear-transformer"),
+    )  # fmt: skip
+    sequences: int | None = option(None, DATA, "omit: population", metavar="P", least=1)
+    match: bool = option(False, DATA, "whiten task vectors, centre inputs", needs=("sequences",))
+    loss: str = option(
+        "auto", DATA, "level of exactness",
+        choices=("auto", "sequences", "features", "moments", "population"),
+    )  # fmt: skip
+    batch: int | None = option(
+        None, DATA, "minibatches of B sequences", metavar="B", least=1,
+        needs=("dynamics", "descent"),
+    )  # fmt: skip
+    fresh: bool = option(False, DATA, "new sequences for every batch")
+    dynamics: str = option("descent", DYNAMICS, "how time advances", choices=("descent", "flow"))
+    optimiser: str = option(
+        "gd", DYNAMICS, "rule of descent", choices=("gd", "momentum", "adam"),
+        needs=("dynamics", "descent"),
+    )  # fmt: skip
+    momentum: float | None = option(
+        None, DYNAMICS, "its decay (0.9)", least=0, most=1, needs=("optimiser", "momentum")
+    )
+    rate: float | None = option(
+        None, DYNAMICS, "a quarter of the stability limit; of Adam, see the manual", above=0,
+        needs=("dynamics", "descent"),
+    )  # fmt: skip
+    steps: int | None = option(
+        None, DYNAMICS, "updates; past the predicted drops, or 10001", least=1, most=LONGEST,
+        needs=("dynamics", "descent"),
+    )  # fmt: skip
+    time: float | None = option(None, DYNAMICS, "end time t/tau, instead of --steps", above=0)
+    tolerance: float | None = option(
+        None, DYNAMICS, "of the flow (1e-9)", above=0, most=1, needs=("dynamics", "flow")
+    )
+    seeds: int = option(1, RUNS, "number of runs", least=1, most=SEEDS)
+    seed: int = option(0, RUNS, "the first seed", least=0, most=SEEDS - 1)
+    vary: str = option("weights", RUNS, "what seeds change", choices=("weights", "data", "all"))
+    data_seed: int = option(
+        1, RUNS, "seed of the sequences", least=0, most=SEEDS - 1, needs=("sequences",)
+    )
+    eigen_seed: int = option(2, RUNS, "seed of eigenvectors, pool and w*", least=0, most=SEEDS - 1)
+    save: str = option(
+        "auto:400", RUNS, "log:COUNT, linear:COUNT, mixed:COUNT, auto:COUNT (dense at drops), "
+        "all, or a list", metavar="WHEN",
+    )  # fmt: skip
+    record: tuple[str, ...] | None = option(
+        None, RUNS, "loss, values, and weights while they are small", metavar="NAMES"
+    )
+
+    def __post_init__(self) -> None:
+        for name, (kind, about) in described().items():
+            object.__setattr__(self, name, about.check(name, kind, getattr(self, name)))
+        if self.dynamics == "flow" and self.time is None:
+            raise ValueError("the flow needs an end time t/τ; give time, for example 4000")
+        self._require_useful()
+        if self.steps is not None and self.time is not None:
+            raise ValueError("steps and time both say when the run ends; give one of them")
+        if self.fresh and self.batch is None:
+            raise ValueError("fresh data need a batch size; give batch, for example 512")
+        if self.batch is not None and self.sequences is None and not self.fresh:
+            raise ValueError("batches of what? give a number of sequences, or fresh")
+        if self.vary == "data" and self.sequences is None and not self.fresh:
+            raise ValueError(
+                "vary data: the population has no data to vary, all runs would be equal; give a "
+                "number of sequences, or vary weights"
+            )
+        for name in ("seed", "data_seed", "eigen_seed"):
+            if getattr(self, name) + self.seeds > SEEDS:
+                raise ValueError(f"{name} and seeds together must be at most 2^32")
+
+    def _require_useful(self) -> None:
+        """Refuse what was set and would do nothing."""
+        default = {field.name: field.default for field in dataclasses.fields(self)}
+        for name, (_, about) in described().items():
+            if not about.needs or getattr(self, name) == default[name]:
+                continue
+            other, *values = about.needs
+            found = getattr(self, other)
+            if found == default[other] if not values else found not in values:
+                how = f"with {other} {found}" if values else f"without {other}"
+                raise ValueError(f"{name} does nothing {how}; leave it out")
+
+
+@functools.cache
+def described() -> dict[str, tuple[Any, Option]]:
+    """Name -> type and description of every option."""
+    hints = typing.get_type_hints(Fields)
+    return {f.name: (hints[f.name], f.metadata["option"]) for f in dataclasses.fields(Fields)}
+
+
+def from_names(found: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What a file states, by the names of the fields; `ValueError` for a name there is not."""
+    names = {alias: name for name, (_, about) in described().items() for alias in about.aliases}
+    given = {}
+    for said, value in found.items():
+        name = names.get(said.replace("-", "_"), said.replace("-", "_"))
+        require_choice(f"setting in {where}", name, list(described()))
+        kind, about = described()[name]
+        given[name] = about.check(name, kind, value)
+    return given
