@@ -152,8 +152,8 @@ def test_theory_draws_no_random_numbers_but_in_estimates_that_say_so():
         for file, names in names_used(ROOT / PACKAGE / "theory").items()
         if any(name.startswith(tuple(random)) or name == "random" for name in names)
     }
-    # The summary gives the estimates their key.
-    assert drawing == {"algorithms/monte_carlo.py", "summary.py"}
+    # The summary gives the Monte Carlo estimates their key.
+    assert drawing == {"summary.py"}
 
 
 def test_importing_the_package_imports_no_science():

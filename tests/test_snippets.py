@@ -9,6 +9,7 @@ commands after `$`, and output, which is not run; `text` is never run. A block a
 import ast
 import contextlib
 import doctest
+import importlib
 import io
 import re
 import shlex
@@ -170,6 +171,17 @@ def test_all_blocks_run(page, tmp_path, monkeypatch):
 def test_commands_in_the_text_have_the_options_there_are(page):
     for command in inline_commands(page.read_text(encoding="utf-8")):
         parse(command)
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_examples_of_the_help_have_the_options_there_are(command):
+    module = importlib.import_module(f"iclflow.cli.{command}")
+    plain = re.sub(r"\$\w+", "1", re.sub(r"^ +", "", module.EXAMPLES, flags=re.M))  # loops of bash
+    text = Block("bash", plain, slow=False)
+    found = [line for line in commands(text) if line.startswith("iclflow ")]
+    assert found
+    for line in found:
+        parse(line)
 
 
 @pytest.mark.slow
