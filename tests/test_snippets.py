@@ -12,6 +12,7 @@ import doctest
 import importlib
 import io
 import re
+import runpy
 import shlex
 from pathlib import Path
 from typing import NamedTuple
@@ -171,6 +172,17 @@ def test_all_blocks_run(page, tmp_path, monkeypatch):
 def test_commands_in_the_text_have_the_options_there_are(page):
     for command in inline_commands(page.read_text(encoding="utf-8")):
         parse(command)
+
+
+NAMED = {
+    name for page in PAGES for name in re.findall(r"python (\S+\.py)", page.read_text("utf-8"))
+}
+
+
+@pytest.mark.parametrize("program", sorted(NAMED - {"train.py"}))  # train.py: the published code
+def test_programs_that_the_text_names_load(program, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    runpy.run_path(str(ROOT / program), run_name="loaded")
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
