@@ -1,7 +1,9 @@
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -310,3 +312,138 @@ def test_theory_refuses_softmax(capsys):
         capsys, "theory", "--spectrum", "0.5,0.3", "--model", "softmax-merged", "--init", "0.1"
     )
     assert "linear attention" in line
+
+
+# --- what would be lost, or do nothing
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--momentum", "0.5"], "momentum does nothing with optimiser gd"),
+        (["--model", "merged", "--rank", "2"], "rank does nothing with model merged"),
+        (["--match"], "match does nothing without sequences"),
+        (["--tolerance", "1e-3"], "tolerance does nothing with dynamics descent"),
+        (["--batch", "5"], "give a number of sequences"),
+        (["--vary", "data"], "all runs would be equal"),
+        (["--save", "100"], "saveat asks for 100, but the run ends at 50"),
+        (["--spectrum", "4 3 2 1"], "separate numbers by commas"),
+        (["--time", "3"], "steps and time both"),
+        (["--seed", "18446744073709551616"], "at most 4.29497e+09"),
+        (["--heads", "1000000000000"], "GiB are free"),
+        (["--pool", "1000000000000"], "GiB are free"),
+        (["--save", "log:1000000000000"], "GiB are free"),
+        (["--sequences", "1000000000000"], "take hours"),
+        (["--lengths", "1-1000000000000"], "1 to 1000000 values"),
+        (["--out", "run.csv"], "the ending must be .nc"),
+        (["--out", "x.nc", "--plot", "x.nc"], "the ending must be .png"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_any_work(
+    capsys, monkeypatch, tmp_path, arguments, message
+):
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(capsys, "simulate", *FAST, *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_list_that_lacks_the_loss_records_it_too(capsys):
+    assert simulate(capsys, "--record", "values")["final_loss"][0] < 1
+
+
+def test_the_printed_commands_work_one_after_the_other(capsys, monkeypatch, tmp_path):
+    """`simulate --out run.nc`, `diagnose run.nc`, `--from run.nc`: weights are kept while small."""
+    monkeypatch.chdir(tmp_path)
+    simulate(capsys, "--out", "run.nc")
+    assert "keys" in load("run.nc")
+    assert call(capsys, "diagnose", "run.nc", "--prompts", 50)[0] == 0
+    assert "says nothing about a run" in refused(capsys, "diagnose", "run.nc", "--rate", 1)
+    code, out, _ = call(capsys, "simulate", "--from", "run.nc", "--seeds", 2, "--json")
+    assert code == 0
+    assert json.loads(out)["seeds"] == [0, 1]
+
+
+def test_a_run_without_steps_ends_past_its_predicted_drops(capsys):
+    options = ["--spectrum", "0.5,0.3", "--context", "9", "--heads", "3", "--scale", "0.05"]
+    code, out, err = call(capsys, "simulate", *options, "--theory", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert 1.2 < found["time"] / found["predicted_drop_times"][0][-1] < 1.7
+    assert found["final_loss"][0] == pytest.approx(found["plateau_losses"][-1], abs=1e-3)
+    assert found["drop_time_error"] <= found["worst_drop_time_error"] < 0.05
+
+
+def test_pictures_that_are_not_ours_stay(capsys, tmp_path):
+    picture = tmp_path / "mine.png"
+    picture.write_bytes(b"holiday")
+    line = refused(capsys, "theory", "--spectrum", "0.5,0.3", "--plot", picture)
+    assert "did not draw it" in line
+    assert picture.read_bytes() == b"holiday"
+    for _ in range(2):  # ours may be drawn again
+        arguments = ["--spectrum", "0.5,0.3", "--context", 3, "--plot", picture, "--force"]
+        assert call(capsys, "theory", *arguments)[0] == 0
+        arguments.remove("--force")
+
+
+LONG = ["simulate", *FAST[:-1], "4000000", "--rate", "1e-4", "--save", "linear:2000", "--record"]
+LONG += ["loss", "--json"]
+
+
+def stopped_by(number, folder):
+    """The output of a long run that is sent a signal when it has kept some of its progress."""
+    often = "import sys, iclflow.runs.store as s; s.SAVE_EVERY = 0; from iclflow.cli import main; "
+    program = [sys.executable, "-c", often + "sys.exit(main())", *LONG, "--out", "run.nc"]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    run = subprocess.Popen(
+        program, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment,
+    )  # fmt: skip
+    while run.poll() is None and not list(folder.glob("run.nc.unfinished/batch-*")):
+        time.sleep(0.05)
+    run.send_signal(number)
+    out, err = run.communicate()
+    return run.returncode, out, err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_is_kept_and_goes_on(capsys, monkeypatch, tmp_path, number):
+    code, _, err = stopped_by(number, tmp_path)
+    assert code == 130, err
+    assert "the same command goes on" in err
+    part = load(tmp_path / "run.nc")["loss"].values[0]
+    assert np.isfinite(part[0])
+    assert np.isnan(part[-1])
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(capsys, *LONG, "--out", "run.nc")
+    assert code == 0, err
+    assert not (tmp_path / "run.nc.unfinished").exists()
+    whole = load(tmp_path / "run.nc")["loss"].values[0]
+    done = np.isfinite(part)
+    np.testing.assert_allclose(whole[done], part[done], rtol=1e-12)
+    before = (tmp_path / "run.nc").read_bytes()
+    code, again, err = call(capsys, *LONG, "--out", "run.nc")
+    assert "has this run already" in err
+    assert json.loads(again)["final_loss"] == json.loads(out)["final_loss"]
+    assert (tmp_path / "run.nc").read_bytes() == before
+
+
+def test_the_fields_name_what_the_library_has():
+    """Choices are written out in the fields so that help is quick; here they meet the library."""
+    from iclflow.losses.select import LEVELS
+    from iclflow.models.registry import MODELS
+    from iclflow.runs.sweep import SEEDS, Vary
+    from iclflow.study import fields
+    from iclflow.tasks.prompt import Normaliser
+    from iclflow.tasks.task import ContextLabels
+
+    options = {name: about for name, (_, about) in fields.described().items()}
+    assert set(options["model"].choices) == set(MODELS)
+    assert options["loss"].choices == ("auto", *LEVELS)
+    assert set(options["vary"].choices) == {v.value for v in Vary}
+    assert set(options["normaliser"].choices) == {n.value for n in Normaliser}
+    assert set(options["in_weight_test"].choices) == {c.value for c in ContextLabels}
+    assert fields.SEEDS == SEEDS
+    for name in ("heads", "rank", "blocks"):
+        takes = {model for model, kind in MODELS.items() if name in kind.options}
+        assert set(options[name].needs[1:]) == takes

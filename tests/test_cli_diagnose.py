@@ -203,10 +203,14 @@ def test_all_seeds_of_a_file_are_padded_and_labelled(capsys, tmp_path):
     assert "holds something else" in refused(capsys, *arguments, "--seed", 4, "--out", saved)
 
 
-def test_a_run_without_weights_says_how_to_record_them(capsys, tmp_path):
+def test_a_run_without_weights_shows_its_loss_and_says_how_to_record_them(capsys, tmp_path):
     path = tmp_path / "run.nc"
-    store(Study.of(Settings(spectrum=(0.5, 0.3), heads=2, steps=20)).run(), path)
-    assert "--record loss,weights" in refused(capsys, "diagnose", path)
+    settings = Settings(spectrum=(0.5, 0.3), heads=2, steps=20, record=("loss",))
+    store(Study.of(settings).run(), path)
+    code, out, err = call(capsys, "diagnose", path)
+    assert code == 0
+    assert "plateau 0 of the theory" in out
+    assert "--record loss,weights" in err
     assert "there is no seed 7" in refused(capsys, "diagnose", path, "--seed", 7)
     assert "there is no file" in refused(capsys, "diagnose", tmp_path / "none.nc")
 

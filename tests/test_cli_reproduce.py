@@ -108,3 +108,23 @@ def test_interruption_keeps_what_is_finished(tmp_path, capsys, monkeypatch):
     assert "interrupted; finished data are kept" in capsys.readouterr().err
     assert (tmp_path / "data" / "small_experiment.nc").is_file()
     assert not (tmp_path / "index.html").exists()
+
+
+def test_one_more_figure_keeps_the_rest_of_the_report(tmp_path, capsys, monkeypatch):
+    """The page and the scorecard are those of all figures in the folder."""
+    table = {"small": small.figure("small"), "other": small.figure("other")}
+    monkeypatch.setattr(figures, "FIGURES", table)
+    assert reproduce("small", "--out", tmp_path) == 0
+    before = (tmp_path / "scorecard.json").read_text()
+    assert reproduce("other", "--out", tmp_path, "--json") == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["name"] for row in found["figures"]] == ["small", "other"]
+    assert (tmp_path / "scorecard.json").read_text() == before  # they share their claims
+    page = (tmp_path / "index.html").read_text()
+    with pytest.raises(SystemExit):
+        reproduce("small", "--quick", "--out", tmp_path)
+    err = capsys.readouterr().err
+    assert "a report at paper scale" in err
+    assert err.count("\n") == 1
+    assert (tmp_path / "index.html").read_text() == page
+    assert reproduce("small", "--quick", "--force", "--out", tmp_path) == 0

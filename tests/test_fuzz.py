@@ -59,10 +59,9 @@ def problem(capsys, arguments, quiet=True):
 
 def check(capsys, inputs):
     """Every input of a list; all that went wrong together."""
-    inputs = list(inputs)
-    found = {" ".join(map(str, a))[-150:]: problem(capsys, a) for a in inputs}
-    assert {a: p for a, p in found.items() if p is not None} == {}
-    return len(inputs)
+    found = [(" ".join(map(str, a))[-150:], problem(capsys, a)) for a in inputs]
+    wrong = [f"{line}: {why}" for line, why in found if why is not None]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.fixture(autouse=True)

@@ -257,9 +257,12 @@ def _config(folder: Path) -> Mapping[str, Any]:
 
 def _json(file: Path) -> Mapping[str, Any]:
     try:
-        return json.loads(file.read_text())
-    except ValueError as error:
+        found = json.loads(file.read_text())
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{file}: not a JSON object")
+    return found
 
 
 def _npy_shape(archive: zipfile.ZipFile, member: str) -> tuple[int, ...]:

@@ -90,9 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args = build_parser(given[0]).parse_args(given)
         module = importlib.import_module(f"iclflow.cli.{given[0]}")
         import jax
+        import numpy as np
 
         jax.config.update("jax_enable_x64", True)
-        with terminated_like_interrupted():
+        # What is not finite is a result here, and said in words.
+        with terminated_like_interrupted(), np.errstate(all="ignore"):
             return module.run(args)
     except (ValueError, OSError, OverflowError, ModuleNotFoundError) as error:
         fail(str(error))

@@ -45,12 +45,12 @@ def run(args: argparse.Namespace) -> int:
     from iclflow.losses.memory import require_memory
     from iclflow.plots.weights import weights_film
     from iclflow.results import movies
-    from iclflow.results.netcdf import load
+    from iclflow.study.load import load_runs
 
     began = time.perf_counter()
     out = args.out = args.out or args.run.with_suffix(".mp4" if movies.ffmpeg() else ".gif")
     check_outputs(args, FILMS, [args.run])
-    runs = load(args.run)
+    runs = load_runs(args.run)
     try:
         scene = film_scene(runs, args.seed)
     except ValueError as error:

@@ -16,12 +16,13 @@ def diagnose_our_runs(args: argparse.Namespace) -> int:
     from iclflow.diagnosis import diagnose_run, diagnose_runs, run_settings
     from iclflow.diagnosis.identify import shifted
     from iclflow.diagnostics import Clock
-    from iclflow.results.netcdf import load
+    from iclflow.study.load import load_runs
 
     path = args.paths[0]
-    runs = load(path)
+    runs = load_runs(path)
     if not weights_recorded(runs):
         return diagnose_losses(args, runs)
+    require_room(args, runs)
     moved = args.test_context or args.test_spectrum or args.test_scale != 1
     several = args.seed is None and runs.sizes.get("seed", 1) > 1
     try:
@@ -64,9 +65,20 @@ def weights_recorded(runs: Any) -> bool:
     from iclflow.models import empty_model
 
     settings = run_settings(runs)
-    return all(
-        name in runs for name in empty_model(settings.initialiser(settings.task())).weights()
-    )
+    model = empty_model(settings.initialiser(settings.task()))
+    return all(name in runs for name in model.weights())
+
+
+def require_room(args: argparse.Namespace, runs: Any) -> None:
+    """Refuse prompts that would not fit in memory."""
+    from iclflow.diagnosis import run_settings
+    from iclflow.losses.memory import require_memory
+    from iclflow.study.sizes import task_size
+
+    settings = run_settings(runs)
+    pairs = args.test_context or settings.context
+    needed = 8 * 8 * args.prompts * pairs * (task_size(settings) + 1)
+    require_memory(needed, f"{args.prompts} prompts of {pairs} pairs", "give fewer --prompts")
 
 
 def diagnose_losses(args: argparse.Namespace, runs: Any) -> int:

@@ -46,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=2,
         help="experiments at the same time (default 2)",
     )
+    parser.add_argument(
+        "--force", action="store_true", help="leave out the other figures of the report in --out"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -55,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     from iclflow.report.figures import choose
 
     figures = choose(args.figures)
+    if not args.force:
+        figures = with_earlier(figures, args.out, args.quick)
     if args.quick and not any(figure.source.resumes for figure in figures):
         compile_sparingly()  # what trains for long is better optimised
     from iclflow.report.build import build  # after the names are known to be right: it is slow
@@ -74,6 +79,42 @@ def run(args: argparse.Namespace) -> int:
     else:
         show(summary(report))
     return 1 if report.failed else 0
+
+
+def with_earlier(figures: list[Any], out: Path, quick: bool) -> list[Any]:
+    """The figures, and those of the report that is there already; its page has them all.
+
+    `ValueError` where those are at another scale, or would have to be computed anew.
+    """
+    from iclflow.report import figures as table
+    from iclflow.report.folder import claimed
+
+    ours = {name for name in claimed(out) if (out / name).is_file()}
+    if "index.html" not in ours:
+        return figures
+    there = [f for f in table.FIGURES.values() if f"figures/{f.name}.png" in ours]
+    other = [f for f in there if f.source.file(not quick) in ours]
+    if other:
+        scale = "at paper scale" if quick else "in the quick form"
+        raise ValueError(
+            f"{out} has a report {scale}, which this one would replace; choose another --out, or "
+            f"give --force"
+        )
+    missing = [f for f in there if f not in figures]
+    if not missing:
+        return figures
+    from iclflow.report.making import data_key
+    from iclflow.results.netcdf import load
+
+    keys = {f.source: data_key(f.source, quick) for f in missing}
+    for figure in missing:
+        path = out / figure.source.file(quick)
+        if not path.is_file() or load(path).attrs.get("content_key") != keys[figure.source]:
+            raise ValueError(
+                f"{out} has a report with {figure.name} too, whose data are of other code: name "
+                f"it as well, choose another --out, or give --force to leave it out"
+            )
+    return [f for f in table.FIGURES.values() if f in figures or f in missing]
 
 
 def summary(report: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import argparse
 import shutil
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,11 @@ def finished(args: argparse.Namespace, settings: Any) -> Any:
     """The runs in the file --out if they are these and came to their end; else None."""
     from iclflow.results.netcdf import check_free, load
     from iclflow.results.provenance import content_key
+    from iclflow.runs.store import PLAN
 
     if args.force:
-        shutil.rmtree(kept(args.out), ignore_errors=True)
+        if (kept(args.out) / PLAN).is_file():
+            shutil.rmtree(kept(args.out))
         return None
     check_free(args.out, content_key(settings))
     runs = load(args.out) if args.out.exists() else None
@@ -100,7 +103,17 @@ def train(study: Any, args: argparse.Namespace) -> Any:
         if args.out is None:
             return study.run(progress=report)
         store = kept(args.out)
-        runs = study.run(progress=report, store=store)
+        try:
+            runs = study.run(progress=report, store=store)
+        except KeyboardInterrupt:
+            if not store.exists():
+                raise
+            print(f"iclflow: interrupted; the same command goes on from {store}", file=sys.stderr)
+            raise SystemExit(130) from None
+        except ValueError:  # refused before it began
+            with suppress(OSError):
+                store.rmdir()
+            raise
     if not interrupted(runs):
         replace(runs, args.out)
         shutil.rmtree(store, ignore_errors=True)

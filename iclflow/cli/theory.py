@@ -123,6 +123,7 @@ def show(found: dict[str, Any]) -> None:
     ):
         error = found.get(f"{name}_error")
         how = exact if not error else f"Monte Carlo ± {error:.2g}"
+        how = "too long to sample" if error != error and error is not None else how
         table.add_row(label, f"{found[f'{name}_loss']:.6f}", how)
     console.print(table)
     if "drop_times" in found:

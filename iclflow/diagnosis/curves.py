@@ -14,17 +14,20 @@ from iclflow.models import AbstractModel
 from iclflow.tasks.task import Task
 from iclflow.theory import Modes, plateau_losses, predict, visited_levels
 
+LARGEST = 2**30  # bytes of a loss curve
 QUANTILES = (0.1, 0.5, 0.9)
 MATCH = 0.25  # of the distance between two levels: a plateau farther from both is on neither
 
 
 def read_curve(path: Path | str) -> tuple[np.ndarray, np.ndarray]:
     """Columns `step` and `loss` of a CSV file with a header line."""
+    if not Path(path).is_file() or Path(path).stat().st_size > LARGEST:
+        raise ValueError(f"{path} is no file, or too large for a loss curve")
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = list(csv.reader(file))
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not a text file") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is not a text file of columns ({error})") from None
     header = [name.strip().lower() for name in rows[0]] if rows else []
     if "step" not in header or "loss" not in header:
         raise ValueError(f"{path}: the first line must name the columns step and loss")

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from iclflow.losses import AbstractLoss, Moments, ReducedFeatures
+from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractModel
 from iclflow.published.options import Options
 from iclflow.published.training import published_loss
@@ -59,9 +59,12 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         if not zipfile.is_zipfile(path):
             raise ValueError("it is no .npz archive")
+        with zipfile.ZipFile(path) as archive:
+            sizes = [entry.file_size for entry in archive.infolist()]
+        require_memory(3 * sum(sizes), "its arrays", "it is too large to be repeated here")
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files if not name.startswith("traj_")}
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, ValueError) as error:
+    except Exception as error:  # damaged archives raise almost anything
         reason = " ".join(str(error).split())[:100]
         raise ValueError(f"not a readable recording ({reason})") from None
 
@@ -71,7 +74,7 @@ def _build(arrays: dict[str, np.ndarray]) -> Recording:
         raise ValueError("the options are missing (array args_json); is it a recorded run?")
     try:
         arguments = json.loads(str(arrays["args_json"]))
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
         raise ValueError("args_json is not a JSON object of options")

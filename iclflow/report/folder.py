@@ -18,7 +18,7 @@ def prepare(out: Path, files: Sequence[str]) -> None:
     """
     if out.exists() and not out.is_dir():
         raise FileExistsError(f"{out} is a file; --out needs a folder")
-    ours = _ours(out)
+    ours = claimed(out)
     for name in (*files, MANIFEST):
         path = out / name
         if path.exists() and (name not in ours or not path.is_file()):
@@ -33,7 +33,7 @@ def prepare(out: Path, files: Sequence[str]) -> None:
     write_text(out / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
-def _ours(out: Path) -> set[str]:
+def claimed(out: Path) -> set[str]:
     """The files that earlier reports wrote."""
     try:
         found = json.loads((out / MANIFEST).read_text(encoding="utf-8"))

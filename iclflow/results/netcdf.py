@@ -1,5 +1,9 @@
 """Datasets on disk: NetCDF, written whole or not at all, never over a different run."""
 
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import xarray as xr
@@ -45,12 +49,29 @@ def replace(dataset: xr.Dataset, path: Path | str) -> Path:
 
 def load(path: Path | str) -> xr.Dataset:
     """Read a Dataset, or raise `ValueError` with a reason in one line."""
+    with opened(path) as dataset:
+        return dataset.load()
+
+
+@contextmanager
+def opened(path: Path | str) -> Iterator[xr.Dataset]:
+    """A Dataset that is not read yet; what goes wrong inside the block is the file's fault."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
+    failure, hook = "", sys.unraisablehook
     try:
         with xr.open_dataset(path, engine="h5netcdf") as dataset:
-            return dataset.load()
-    except (OSError, KeyError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{path} is not a readable NetCDF file ({reason[:120]})") from None
+            yield dataset
+    except MemoryError:
+        raise
+    except Exception as error:  # damaged bytes raise almost anything
+        # The object of a file that could not be read complains when it is deleted: unheard.
+        sys.unraisablehook = lambda _: None
+        failure = " ".join(str(error).split())
+        if not (isinstance(error, ValueError) and str(path) in failure):
+            failure = f"{path} is not a readable NetCDF file ({failure[:120]})"
+    if failure:
+        gc.collect()
+        sys.unraisablehook = hook
+        raise ValueError(failure)

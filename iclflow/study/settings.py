@@ -27,9 +27,9 @@ from iclflow.losses.select import Choice, select
 from iclflow.models import AbstractInitialiser, Blocks, empty_model
 from iclflow.models.registry import MODELS
 from iclflow.results.choices import require_choice
-from iclflow.results.netcdf import load
 from iclflow.results.progress import Progress
 from iclflow.study.fields import Fields, from_names
+from iclflow.study.load import load_runs
 from iclflow.study.sizes import require_room
 from iclflow.tasks.commuting import Commuting
 from iclflow.tasks.inputs import INPUTS, named_inputs
@@ -186,7 +186,7 @@ class Settings(Fields):
 def _stated(path: Path) -> dict[str, Any]:
     """What a settings file, or a saved run, states."""
     if path.suffix.lower() == ".nc":
-        return _of_run(load(path).attrs)
+        return _of_run(load_runs(path).attrs)
     try:
         if not path.is_file() or path.stat().st_size > SETTINGS_BYTES:
             raise ValueError("it is no file, or too large to be one")

@@ -3,13 +3,14 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from iclflow.losses import Population
 from iclflow.tasks.task import Task
 from iclflow.theory.algorithms.bayes import bayes_loss
 from iclflow.theory.algorithms.linear import gradient_step, least_squares, zero_predictor
-from iclflow.theory.algorithms.monte_carlo import monte_carlo_loss
+from iclflow.theory.algorithms.monte_carlo import Estimate, monte_carlo_loss
 from iclflow.theory.algorithms.regression import OrdinaryLeastSquares, Ridge
 from iclflow.theory.drops.one_drop import paper_merged_duration
 from iclflow.theory.drops.staircase import Staircase
@@ -24,6 +25,7 @@ from iclflow.theory.fixed_points.stability import separate_stability
 from iclflow.theory.predict import Prediction
 
 SEQUENCES = 4000  # behind the losses that have no closed form
+DRAWN = 20_000_000  # numbers, at most, for one of them
 
 
 def task_summary(task: Task, heads: int, rank: int) -> dict[str, Any]:
@@ -69,11 +71,13 @@ def _saddle(point: Any, heads: int, rank: int) -> dict[str, Any]:
 
 def algorithm_losses(task: Task, population: Population) -> dict[str, Any]:
     """Population losses of in-context algorithms; by Monte Carlo (with its error) where needed."""
-    bayes = bayes_loss(task, SEQUENCES, jax.random.key(0))
-    ordinary = monte_carlo_loss(OrdinaryLeastSquares(), task, SEQUENCES, jax.random.key(0))
-    ridge = monte_carlo_loss(
-        Ridge(float(task.label_noise) ** 2), task, SEQUENCES, jax.random.key(0)
-    )
+    key, count = jax.random.key(0), min(SEQUENCES, DRAWN // ((task.context + 1) * task.size))
+    if count < 2:  # a context too long to be sampled
+        bayes = ordinary = ridge = Estimate(jnp.asarray(jnp.nan), jnp.asarray(jnp.nan))
+    else:
+        bayes = bayes_loss(task, count, key)
+        ordinary = monte_carlo_loss(OrdinaryLeastSquares(), task, count, key)
+        ridge = monte_carlo_loss(Ridge(float(task.label_noise) ** 2), task, count, key)
     return {
         "zero_loss": float(population(zero_predictor(population))),
         "gradient_step_loss": float(population(gradient_step(population))),
@@ -84,6 +88,7 @@ def algorithm_losses(task: Task, population: Population) -> dict[str, Any]:
         "ridge_error": float(ridge.error),
         "bayes_loss": float(bayes.mean),
         "bayes_error": float(bayes.error),
+        "sampled_sequences": count,
     }
 
 

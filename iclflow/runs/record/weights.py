@@ -38,6 +38,9 @@ def recorded_models(run: xr.Dataset, init: AbstractInitialiser | None = None) ->
     if any(name not in run for name in names):
         raise ValueError(MISSING)
     count = run.sizes["time"]
+    for name, like_it in names.items():
+        if run[name].size != count * like_it.size or run[name].dtype.kind not in "fiu":
+            raise ValueError(f"{name} is not what the run's settings say; the file is damaged")
     arrays = {n: jnp.asarray(run[n].values).reshape(count, *a.shape) for n, a in names.items()}
     return jax.vmap(like.with_weights)(arrays)
 
