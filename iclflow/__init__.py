@@ -2,6 +2,13 @@
 
 State a task, a model and an initialisation; choose how exactly the loss is known and how training
 time advances; `simulate` one run or `sweep` over many; lay the theory over it.
+
+>>> import iclflow as icl
+>>> task = icl.Task(spectrum=[0.4, 0.3, 0.2, 0.1], context=31)
+>>> init = icl.Merged.initialiser(task, heads=4, scale=0.1)
+>>> runs = icl.sweep(task, init, icl.Descent(rate=0.2), until=400, saveat=[0, 400], seeds=2)
+>>> dict(runs.loss.sizes)
+{'seed': 2, 'time': 2}
 """
 
 import ast

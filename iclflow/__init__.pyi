@@ -78,6 +78,7 @@ from iclflow.tasks.task_vectors import AbstractTaskVectors as AbstractTaskVector
 from iclflow.tasks.task_vectors import Mixture as Mixture
 from iclflow.tasks.task_vectors import Normal as Normal
 from iclflow.tasks.task_vectors import Pool as Pool
+from iclflow.theory import AbstractEngine as AbstractEngine
 from iclflow.theory import AbstractPredictor as AbstractPredictor
 
 __version__: str

@@ -40,7 +40,7 @@ def merged() -> xr.Dataset:
 
 @pytest.fixture(scope="module")
 def runs(separate, tmp_path_factory):
-    return icl.store.save(separate, tmp_path_factory.mktemp("runs") / "run.nc")
+    return icl.save(separate, tmp_path_factory.mktemp("runs") / "run.nc")
 
 
 def film_of(path, *arguments) -> int:
@@ -193,7 +193,7 @@ def test_an_mp4_can_be_played(runs, tmp_path, capsys):
 
 def test_without_ffmpeg_it_is_a_gif(separate, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(movies, "ffmpeg", lambda: None)
-    path = icl.store.save(separate.isel(seed=[0]), tmp_path / "run.nc")
+    path = icl.save(separate.isel(seed=[0]), tmp_path / "run.nc")
     assert film_of(path) == 0
     assert (tmp_path / "run.gif").is_file()
     assert "run.gif" in capsys.readouterr().out
@@ -201,7 +201,7 @@ def test_without_ffmpeg_it_is_a_gif(separate, tmp_path, monkeypatch, capsys):
 
 def test_few_recorded_points_are_mentioned(separate, tmp_path, capsys):
     few = separate.isel(seed=[0], time=[0, -1])
-    path = icl.store.save(few, tmp_path / "run.nc")
+    path = icl.save(few, tmp_path / "run.nc")
     assert film_of(path, "--out", tmp_path / "film.gif", "--seconds", 1) == 0
     assert "--save linear:300" in capsys.readouterr().out
 
@@ -244,7 +244,7 @@ def test_files_that_cannot_be_animated(runs, tmp_path, capsys):
         "varies scale": full.expand_dims(scale=2),
     }
     for i, (complaint, dataset) in enumerate(bad.items()):
-        path = icl.store.save(dataset, tmp_path / f"{i}.nc")
+        path = icl.save(dataset, tmp_path / f"{i}.nc")
         with pytest.raises(SystemExit):
             film_of(path, "--seed", 0)
         assert complaint in capsys.readouterr().err

@@ -8,7 +8,8 @@ from iclflow.results import provenance
 from iclflow.results.provenance import code_key, content_key
 
 FILES = {
-    "__init__": 'from iclflow.tasks.task import Task\n__version__ = "0"\n',
+    "__init__": '__version__ = "0"\n',
+    "__init__.pyi": "from iclflow.tasks.task import Task as Task\n",
     "linalg": '"""Roots."""\nSCALE = 2.0  # of everything\n',
     "plots/__init__": "",
     "plots/loss": "COLOUR = 1\n",
@@ -46,7 +47,7 @@ def change(tmp_path, monkeypatch):
 
     def write(**files):
         for name, text in files.items():
-            path = package / f"{name}.py"
+            path = package / (name if name.endswith(".pyi") else f"{name}.py")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(textwrap.dedent(text))
         return [code_key(f"iclflow.experiments.{name}.data") for name in ("one", "other")]

@@ -9,8 +9,10 @@ commands after `$`, and output, which is not run; `text` is never run. A block a
 import ast
 import contextlib
 import doctest
+import importlib
 import io
 import re
+import runpy
 import shlex
 from pathlib import Path
 from typing import NamedTuple
@@ -170,6 +172,28 @@ def test_all_blocks_run(page, tmp_path, monkeypatch):
 def test_commands_in_the_text_have_the_options_there_are(page):
     for command in inline_commands(page.read_text(encoding="utf-8")):
         parse(command)
+
+
+NAMED = {
+    name for page in PAGES for name in re.findall(r"python (\S+\.py)", page.read_text("utf-8"))
+}
+
+
+@pytest.mark.parametrize("program", sorted(NAMED - {"train.py"}))  # train.py: the published code
+def test_programs_that_the_text_names_load(program, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    runpy.run_path(str(ROOT / program), run_name="loaded")
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_examples_of_the_help_have_the_options_there_are(command):
+    module = importlib.import_module(f"iclflow.cli.{command}")
+    plain = re.sub(r"\$\w+", "1", re.sub(r"^ +", "", module.EXAMPLES, flags=re.M))  # loops of bash
+    text = Block("bash", plain, slow=False)
+    found = [line for line in commands(text) if line.startswith("iclflow ")]
+    assert found
+    for line in found:
+        parse(line)
 
 
 @pytest.mark.slow

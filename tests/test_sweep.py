@@ -92,6 +92,7 @@ def test_mistakes_are_named():
         ({"until": None}, "say when the run ends: until="),
         ({"record": ["rate"]}, "quantity to record"),
         ({"final": ["rate"]}, "quantity to record"),
+        ({"final": ["conserved_drift"]}, "change since the start"),
     ):
         with pytest.raises(ValueError, match=words) as error:
             sweep(TASK, INIT, DESCENT, **{"until": UNTIL, **wrong})
@@ -208,6 +209,13 @@ def test_final_is_of_the_last_weights():
     models = final_models(runs, INIT)
     for mine, other in zip(jax.tree.leaves(models), jax.tree.leaves(run.model), strict=True):
         np.testing.assert_allclose(mine[1], other, rtol=0, atol=1e-13)
+
+
+def test_final_curvature_is_that_of_the_last_save_point():
+    options = {"until": UNTIL, "saveat": [UNTIL], "seeds": 2}
+    runs = sweep(LOSS, INIT, DESCENT, record=["sharpness"], final=["sharpness"], **options)
+    assert set(runs) == {"sharpness", "final_sharpness", "result", "stopped"}
+    np.testing.assert_array_equal(runs["final_sharpness"], runs["sharpness"].isel(time=-1))
 
 
 def test_final_names_alone():

@@ -116,12 +116,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 @contextmanager
 def warnings_in_a_line() -> Iterator[None]:
     """Warnings of integrators and the like as one line each, once."""
+    said = set()
 
     def show(message: Warning | str, *_: Any) -> None:
-        print(f"iclflow: warning: {' '.join(str(message).split())}", file=sys.stderr)
+        line = " ".join(str(message).split())
+        if line not in said:
+            print(f"iclflow: warning: {line}", file=sys.stderr)
+        said.add(line)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("once", UserWarning)
+        warnings.simplefilter("always", UserWarning)
         warnings.showwarning = show
         yield
 

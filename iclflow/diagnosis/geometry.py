@@ -16,22 +16,23 @@ from iclflow.diagnostics import (
     singular_values,
 )
 from iclflow.models import AbstractModel, Separate
+from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.task import Task
 from iclflow.theory import Modes
 
 LEARNED = 0.1  # share of a mode that a head must make to be the head of that mode
 
 
-def geometry(models: AbstractModel, task: Task) -> dict[str, Any]:
+def geometry(models: AbstractModel, task: AbstractTask) -> dict[str, Any]:
     """Variables over time: effective rank; alignment (separate) or parallelism (merged)."""
     part = jax.vmap(lambda m: m.as_attention())(models)
     if part is None:
         return {}
     label = {"long_name": "effective rank of the effective weights", "units": "1"}
     found: dict[str, Any] = {"effective_rank": ("time", np.asarray(_ranks(part)), label)}
-    if isinstance(part, Separate):
+    if isinstance(part, Separate) and isinstance(task, Task):
         found["alignment"] = (("time", "component"), _alignment(part, task))
-    else:
+    elif not isinstance(part, Separate):
         found["parallelism"] = ("time", np.asarray(_parallelism(part)))
     return found
 

@@ -12,9 +12,10 @@ from iclflow.diagnosis.geometry import geometry
 from iclflow.diagnosis.identify import best_match, identify
 from iclflow.diagnosis.padding import pad_seeds
 from iclflow.diagnostics import Clock, Stages, find_stages, stages_dataset
-from iclflow.models import AbstractModel
+from iclflow.models import AbstractInitialiser, AbstractModel
 from iclflow.runs.record import recorded_models
 from iclflow.study.settings import Settings
+from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.task import Task
 from iclflow.theory import visited_levels
 
@@ -61,6 +62,8 @@ def diagnose_run(
     on: Task | None = None,
     clock: Clock = Clock.LOG,
     sequences: int = 2000,
+    task: AbstractTask | None = None,
+    init: AbstractInitialiser | None = None,
 ) -> xr.Dataset:
     """Stages, algorithms and geometry of one run that recorded its weights.
 
@@ -71,12 +74,20 @@ def diagnose_run(
     the means `stage_in_context_loss` and `stage_in_weight_loss` of a run that recorded them. Over
     `drop`: `drop_time` and more (see `stages_dataset`). `on` is a shifted task to compare
     predictions on.
+
+    - `task`, `init`: what the run was trained on and started from, for runs of `sweep` (a file of
+      the command line says it itself). On a task that is not linear regression there are no
+      candidates, and the stages stand alone.
     """
-    run, settings = select_run(runs, seed), run_settings(runs)
-    task = task_of(run, settings)
-    models = recorded_models(run, settings.initialiser(task))
-    found = identify(models, task, on=on, sequences=sequences)
-    return _described(found, run, models, task, settings, clock)
+    run = select_run(runs, seed)
+    if task is None or init is None:
+        settings = run_settings(runs)
+        task = task_of(run, settings)
+        init = settings.initialiser(task)
+    models = recorded_models(run, init)
+    linear = isinstance(task, Task)
+    found = identify(models, task, on=on, sequences=sequences) if linear else xr.Dataset()
+    return _described(found, run, models, task, clock)
 
 
 def diagnose_runs(
@@ -107,7 +118,7 @@ def diagnose_runs(
         for run, end in zip(cut, ends, strict=True)
     ]
     singles = [
-        _described(part, run, model, task, settings, clock)
+        _described(part, run, model, task, clock)
         for part, run, model in zip(parts, cut, models, strict=True)
     ]
     return pad_seeds(singles, seeds)
@@ -127,12 +138,7 @@ def clock_of(run: xr.Dataset) -> tuple[str, np.ndarray, dict[str, str]]:
 
 
 def _described(
-    found: xr.Dataset,
-    run: xr.Dataset,
-    models: AbstractModel,
-    task: Task,
-    settings: Settings,
-    clock: Clock,
+    found: xr.Dataset, run: xr.Dataset, models: AbstractModel, task: AbstractTask, clock: Clock
 ) -> xr.Dataset:
     """Distances to the candidates with the stages of the loss and the geometry added."""
     found = found.assign(loss=("time", run["loss"].values), **geometry(models, task))
@@ -141,8 +147,8 @@ def _described(
     tests = {name: run[name].values for name in TESTS if name in run}
     stages = find_stages(times, run["loss"].values, clock=clock)
     found = found.assign(_stage_variables(found, stages, times, tests))
-    found["level_theory"] = ("plateau", levels_of(task, settings))
-    found.attrs["model"] = settings.model
+    found["level_theory"] = ("plateau", levels_of(task, models))
+    found.attrs["model"] = type(models).__name__
     return found
 
 
@@ -181,29 +187,32 @@ def spells(found: xr.Dataset) -> list[dict[str, Any]]:
 def _stage_variables(
     found: xr.Dataset, stages: Stages, times: np.ndarray, tests: dict[str, np.ndarray]
 ) -> dict[str, Any]:
-    names, matches, margins = found["candidate"].values, [], []
+    names = found["candidate"].values if "candidate" in found else np.array([])
+    matches: list[str] = []
+    margins: list[float] = []
     means: dict[str, list[float]] = {f"stage_{name}": [] for name in tests}
     for plateau in stages.plateaus:
         inside = (times >= plateau.start) & (times <= plateau.end)
         if not inside.any():
             inside[np.argmin(np.abs(times - (plateau.start + plateau.end) / 2))] = True
-        mean = found["distance"].values[inside].mean(axis=0)
-        best, margin = best_match(mean[None], names.tolist())
-        matches.append(str(names[best[0]]))
-        margins.append(float(margin[0]))
+        if names.size:
+            mean = found["distance"].values[inside].mean(axis=0)
+            best, margin = best_match(mean[None], names.tolist())
+            matches.append(str(names[best[0]]))
+            margins.append(float(margin[0]))
         for name, values in tests.items():
             means[f"stage_{name}"].append(float(values[inside].mean()))
     table = stages_dataset([stages]).isel(seed=0).drop_vars("seed")
     return {
         **{str(name): variable for name, variable in table.items()},
         **{name: ("stage", np.array(values, float)) for name, values in means.items()},
-        "stage_algorithm": ("stage", np.array(matches, str)),
-        "stage_margin": ("stage", np.array(margins, float)),
+        **({"stage_algorithm": ("stage", np.array(matches, str))} if names.size else {}),
+        **({"stage_margin": ("stage", np.array(margins, float))} if names.size else {}),
     }
 
 
-def levels_of(task: Task, settings: Settings) -> Float[np.ndarray, " n"]:
-    """L(M_m), where the theory covers the run."""
-    if settings.fixed_fraction > 0:
+def levels_of(task: AbstractTask, models: AbstractModel) -> Float[np.ndarray, " n"]:
+    """L(M_m) of the plateaus that models (stacked along time) visit, where theory covers them."""
+    if not isinstance(task, Task) or task.tasks.mixed() or task.outputs > 1:
         return np.zeros(0)
-    return visited_levels(task, settings.initialiser(task)(jax.random.key(settings.seed)))
+    return visited_levels(task, jax.tree.map(lambda a: a[0], models))

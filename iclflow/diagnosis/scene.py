@@ -25,9 +25,9 @@ def film_scene(runs: xr.Dataset, seed: int | None = None) -> xr.Dataset:
         task = task_of(run, settings)
     except ValueError:
         settings = task = None
-    layer = jax.vmap(lambda m: m.as_attention())(
-        recorded_models(run, None if settings is None else settings.initialiser(settings.task()))
-    )
+    init = None if settings is None or task is None else settings.initialiser(task)
+    models = recorded_models(run, init)
+    layer = jax.vmap(lambda m: m.as_attention())(models)
     if layer is None or layer.values.shape[2] > 1:
         raise ValueError("only the weights of attention with one output can be animated")
     effective = np.asarray(jax.vmap(lambda m: m.reduced_weights()[0, 0])(layer))
@@ -38,7 +38,7 @@ def film_scene(runs: xr.Dataset, seed: int | None = None) -> xr.Dataset:
         "effective": (("time", "row", "column"), basis.T @ effective @ basis),
     }
     if settings is not None and task is not None:
-        found["levels"] = ("level", levels_of(task, settings))
+        found["levels"] = ("level", levels_of(task, models))
     shown = "final weights" if task is None else "inputs"
     return xr.Dataset(
         found | _parts(layer, basis),

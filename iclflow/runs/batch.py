@@ -156,14 +156,17 @@ def _result(
     ended, stopped = outcome(state.result), np.asarray(state.stopped)
     if interrupted:
         ended = np.where(ended == 0, INTERRUPTED, ended)
+    loss, _, dynamics = batch.parts
+    axes = (batch.axes[0], eqx.if_array(0), batch.axes[2])
     record = dict(progress.record)
     if recording.after:
-        loss, _, dynamics = batch.parts
-        axes = (batch.axes[0], eqx.if_array(0), batch.axes[2])
         models = jax.tree.map(jnp.asarray, record.pop(MODELS))
         record |= _after(loss, models, dynamics, recording.after, axes)
-    losses, axis = batch.parts[0], batch.axes[0]
-    last = _record(losses, axis, state.model, final.functions) if final.functions else {}
+    last = _record(loss, axes[0], state.model, final.functions) if final.functions else {}
+    if final.after:  # of a run with one save point, its last
+        models = jax.tree.map(lambda a: a[:, None], last.pop(MODELS))
+        measured = _after(loss, models, dynamics, final.after, axes)
+        last |= jax.tree.map(lambda a: a[:, 0], measured)
     record, last = jax.tree.map(lambda a: np.asarray(a)[:count], (record, last))
     return BatchResult(batch, record, last, ended[:count], stopped[:count], interrupted)
 

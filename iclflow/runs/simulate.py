@@ -46,6 +46,13 @@ def simulate(
       (model, loss) -> arrays, or a mapping of names to either (or to a test loss).
     - `key`: randomness of stochastic losses.
     - `state`: `Trajectory.state` of an earlier run to go on from; `model` is then ignored.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task(spectrum=[0.4, 0.3, 0.2, 0.1], context=31)
+    >>> model = icl.Merged.initialiser(task, heads=4, scale=0.1)(jax.random.key(0))
+    >>> run = icl.simulate(icl.Population(task), model, icl.Descent(rate=0.2), saveat=[0, 400])
+    >>> bool(run.loss[-1] < run.loss[0])
+    True
     """
     reason = dynamics.admits(loss, model)
     if reason is not None:

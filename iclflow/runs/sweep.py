@@ -129,7 +129,10 @@ def _check(batch: Batch, record: Record, final: Record) -> tuple[Recording, Reco
         raise ValueError(f"{type(loss).__name__} cannot train {type(model).__name__}: {reason}")
     warn_single_precision(loss)
     common = loss if batch.axes[0] is None else None
-    return tuple(resolve(what, loss=common, dynamics=dynamics) for what in (record, final))  # pyright: ignore
+    during, last = (resolve(what, loss=common, dynamics=dynamics) for what in (record, final))
+    if "conserved_drift" in last.after:
+        raise ValueError("conserved_drift is a change since the start; put it into record")
+    return during, last
 
 
 @dataclasses.dataclass(frozen=True)
