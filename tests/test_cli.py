@@ -1,5 +1,8 @@
+import importlib
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from iclflow.cli import COMMANDS, main
+from iclflow.cli import COMMANDS, build_parser, main
 from iclflow.results.netcdf import load
 
 FAST = ["--spectrum", "0.5,0.3", "--context", "5", "--heads", "2", "--init", "0.5", "--steps", "50"]
@@ -447,3 +450,36 @@ def test_the_fields_name_what_the_library_has():
     for name in ("heads", "rank", "blocks"):
         takes = {model for model, kind in MODELS.items() if name in kind.options}
         assert set(options[name].needs[1:]) == takes
+
+
+def printed(command):
+    """The examples in the help of a command, one a line."""
+    module = importlib.import_module(f"iclflow.cli.{command}")
+    text = module.EXAMPLES.replace("\\\n", " ")
+    return [line.strip() for line in text.splitlines() if line.strip().startswith("iclflow ")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_of_the_help_are_understood(command):
+    lines = [line for line in printed(command) if "$" not in line]
+    assert lines
+    for line in lines:
+        words = shlex.split(line, comments=True)[1:]
+        build_parser(words[0]).parse_args(words)
+
+
+@pytest.mark.slow
+def test_examples_of_the_help_work_as_printed(capsys, monkeypatch, tmp_path):
+    """Those that need no network, no checkpoints and no minutes, in one folder."""
+    monkeypatch.chdir(tmp_path)
+    curve = ["step,loss", *(f"{i},{1 if i < 300 else 0.64}" for i in range(600))]
+    (tmp_path / "loss.csv").write_text("\n".join(curve))
+    for command in ("diagnose", "animate", "theory", "simulate"):
+        for folder in ("run.nc", "run.nc.unfinished"):
+            shutil.rmtree(tmp_path / folder, ignore_errors=True)
+            (tmp_path / folder).unlink(missing_ok=True)
+        for line in printed(command):
+            if "checkpoints" in line or "--hf" in line:
+                continue
+            code, _, err = call(capsys, *shlex.split(line, comments=True)[1:])
+            assert code == 0, (line, err)

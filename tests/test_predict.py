@@ -9,6 +9,7 @@ from iclflow.dynamics import Flow
 from iclflow.losses import Population
 from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate, Softmax
 from iclflow.tasks.task import Task
+from iclflow.tasks.task_vectors import Normal
 from iclflow.theory import ENGINES, DropsBy, Jumps, Logistic, Modes, OneDrop, Stairs, predict
 
 LINEAR = Task([0.4, 0.3, 0.2, 0.1], 31)
@@ -104,7 +105,7 @@ def test_jumps_are_between_the_levels():
     assert set(jumps.curve(times).loss) <= set(jumps.levels)
 
 
-TWO = Task([0.5, 0.5], 9, outputs=2)
+TWO = Task([0.5, 0.5], 9, tasks=Normal(outputs=2))
 
 
 @pytest.mark.parametrize(
