@@ -8,7 +8,9 @@ import pytest
 from iclflow.dynamics import Flow
 from iclflow.losses import Population
 from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate, Softmax
+from iclflow.runs.simulate import simulate
 from iclflow.tasks.task import Task
+from iclflow.tasks.task_vectors import Normal
 from iclflow.theory import ENGINES, DropsBy, Jumps, Logistic, Modes, OneDrop, Stairs, predict
 
 LINEAR = Task([0.4, 0.3, 0.2, 0.1], 31)
@@ -41,10 +43,7 @@ def test_the_best_engine_overlays_the_simulated_flow(engine, task, model, tolera
     assert found.condition is None
     one_drop = isinstance(model, Merged | MLP)
     times = np.linspace(0, 60.0 if one_drop else 1500.0, 60)
-    flow = Flow(float(times[-1]))
-    state = flow.start(loss, model, jax.random.key(0))
-    record = {"loss": lambda m, objective: objective(m)}
-    truth = np.asarray(flow.advance(loss, state, jax.numpy.asarray(times), record).loss)
+    truth = np.asarray(simulate(loss, model, Flow(), saveat=times).loss)
     curve = found.curve(times)
     assert np.array_equal(curve.time, times)
     assert truth[-1] < truth[0] - 0.3  # something happened
@@ -104,7 +103,7 @@ def test_jumps_are_between_the_levels():
     assert set(jumps.curve(times).loss) <= set(jumps.levels)
 
 
-TWO = Task([0.5, 0.5], 9, outputs=2)
+TWO = Task([0.5, 0.5], 9, tasks=Normal(outputs=2))
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,8 @@ def test_large_dimension():
     """D = 200: everything finite, levels strictly decreasing to the least-squares loss."""
     lam = 1 / np.arange(1.0, 201)
     for covariance in (None, random_covariance(0, 200)):
-        task = Task(lam, 50, tasks=Normal(covariance=covariance))
+        law = None if covariance is None else Normal(covariance=covariance)
+        task = Task(lam, 50, tasks=law)
         modes = Modes.of(task)
         levels = plateau_losses(modes)
         assert modes.rank == 200

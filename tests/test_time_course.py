@@ -94,7 +94,8 @@ def test_closed_form_refuses_other_spectra():
 
 @pytest.mark.parametrize("covariance", [None, TILTED], ids=["commuting", "not commuting"])
 def test_merged_course_of_any_covariance(covariance):
-    task = Task([0.4, 0.3, 0.2, 0.1], 31, tasks=Normal(covariance=covariance))
+    law = None if covariance is None else Normal(covariance=covariance)
+    task = Task([0.4, 0.3, 0.2, 0.1], 31, tasks=law)
     population, errors = Population(task), []
     modes = Modes.of(population)
     levels = np.asarray([modes.power, modes.level(range(4))])
