@@ -26,13 +26,11 @@ def assemble(
     """All runs on their grid; runs that were not reached are NaN and `interrupted`."""
     lead = tuple(coordinates)
     shape = tuple(len(values) for values in coordinates.values())
-    clock = np.full((*shape, len(marks)), np.nan)
     ended = np.full(shape, INTERRUPTED, np.int8)
     stopped = np.zeros(shape)
     blocks: dict[tuple[str, bool], list[tuple[tuple, tuple[str, ...], np.ndarray]]] = {}
     for result in results:
         place = tuple(result.batch.cells.T)
-        clock[place] = _clock(result, marks)
         ended[place], stopped[place] = result.result, result.stopped
         axes = result.batch.like.axes()
         for record, timed in ((result.record, True), (result.final, False)):
@@ -40,28 +38,43 @@ def assemble(
                 blocks.setdefault((name, timed), []).append((place, dims, array))
     data = {}
     for (name, timed), parts in blocks.items():
-        # Runs of other shapes (fewer heads, lower rank) leave NaN where they have nothing.
-        largest = np.max([array.shape[1:] for _, _, array in parts], axis=0).astype(int)
-        kind = np.result_type(*(array for _, _, array in parts), np.float32)
-        whole = np.full((*shape, *largest), np.nan, kind)
-        for place, _, array in parts:
-            whole[(*place, *(slice(n) for n in array.shape[1:]))] = array
+        whole = _on_grid([(place, array) for place, _, array in parts], shape)
         dims = (*lead, *(("time",) if timed else ()), *parts[0][1])
         data[name if timed else FINAL + name] = (dims, whole, attributes(name))
     dataset = xr.Dataset(data, attrs=stamp(settings))
-    flat = clock.reshape(-1, len(marks))
-    same = bool(np.all(np.isnan(flat) | (flat == flat[0])))
+    clocks = [_clock(result, marks) for result in results]
+    same = all(np.array_equal(clock, clocks[0], equal_nan=True) for clock in clocks)
+    same = same and clocks[0].ndim == 1
     dataset = finish(
         dataset,
-        time=flat[0] if same else marks.astype(float),
+        time=clocks[0] if same else marks.astype(float),
         step=marks,
         result=(lead, ended),
         stopped=(lead, stopped),
     )
     if not same:
+        rows = [
+            (tuple(r.batch.cells.T), np.broadcast_to(c, (r.batch.count, len(marks))))
+            for r, c in zip(results, clocks, strict=True)
+        ]
         label = {"long_name": r"training time $t/\tau$", "units": "1"}
-        dataset = dataset.drop_vars("time").assign(clock=((*lead, "time"), clock, label))
+        clock = ((*lead, "time"), _on_grid(rows, shape), label)
+        dataset = dataset.drop_vars("time").assign(clock=clock)
     return dataset.assign_coords({name: list(values) for name, values in coordinates.items()})
+
+
+def _on_grid(parts: Sequence[tuple[tuple, np.ndarray]], shape: tuple[int, ...]) -> np.ndarray:
+    """Rows of runs at their places; runs of other shapes (fewer heads) leave NaN elsewhere."""
+    place, array = parts[0]
+    in_order = np.arange(len(array))
+    if len(array) == np.prod(shape) and np.all(np.ravel_multi_index(place, shape) == in_order):
+        return np.array(array.reshape(*shape, *array.shape[1:]))  # one batch of all runs
+    largest = np.max([array.shape[1:] for _, array in parts], axis=0).astype(int)
+    kind = np.result_type(*(array for _, array in parts), np.float32)
+    whole = np.full((*shape, *largest), np.nan, kind)
+    for place, array in parts:
+        whole[(*place, *(slice(n) for n in array.shape[1:]))] = array
+    return whole
 
 
 def _clock(result: BatchResult, marks: np.ndarray) -> np.ndarray:
