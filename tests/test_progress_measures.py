@@ -124,7 +124,8 @@ def test_claims_say_who_moved_first_and_the_figure_is_drawn():
     assert found["lt-grok-delay"].holds
     assert found["lt-grok-stages"].measured == 2
     assert found["lt-grok-rank"].holds
-    assert found["lt-grok-rank"].measured == pytest.approx(0.25, rel=0.02)
+    # against the end of the drop, where a quarter of the test loss's fall is left
+    assert found["lt-grok-rank"].measured == pytest.approx(0.25 / 3 ** (1 / 12), rel=0.02)
     assert not found["lt-grok-norm"].holds
     assert not found["lt-grok-unembedding"].holds
     # the norm falls at 2500, and bends most at either end of its fall
