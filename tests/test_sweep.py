@@ -302,3 +302,14 @@ def test_truncated_files_are_one_line(tmp_path, keep):
     assert "\n" not in str(error.value)
     with pytest.raises(FileNotFoundError, match="no file"):
         load(tmp_path / "missing.nc")
+
+
+def test_a_flow_that_used_up_its_steps_records_no_more(monkeypatch):
+    """In several pieces as in one: what comes after the limit is NaN, and the result says so."""
+    monkeypatch.setattr("iclflow.runs.plan.BRIEF", 0.0)
+    runs = sweep(LOSS, INIT, Flow(1e-12, max_steps=30), until=200.0, seeds=2)
+    assert np.all(runs["result"] == OUTCOMES.index("step_limit"))
+    known = np.isfinite(runs["loss"].values)
+    assert known[:, 0].all()
+    assert not known[:, -1].any()
+    assert np.all(np.diff(known.astype(int), axis=1) <= 0)  # never again after the limit

@@ -132,6 +132,8 @@ def _piece(
     cut = next((i + 1 for i, mark in enumerate(segment) if float(mark) in stops), len(segment))
     segment = segment[:cut]
     padded = np.concatenate([segment, np.repeat(segment[-1:], size - len(segment))])
+    # A flow that used up its steps may go on from its state; in a sweep it has stopped.
+    over = outcome(progress.state.result) != 0
     run = _advance(batch, progress.state, padded, recording.functions)
     count = len(segment)
     progress.state, progress.done = run.state, begin + count
@@ -145,6 +147,7 @@ def _piece(
 
     def put(room: np.ndarray, values: Array) -> None:
         room[:, begin : begin + count] = np.asarray(values)[:, :count]
+        room[over, begin : begin + count] = np.nan
 
     jax.tree.map(put, progress.record, run.record)
 
