@@ -31,7 +31,7 @@ Checkpoints: GPT-2, GPT-NeoX/Pythia, Llama and TransformerLens names. Pickles ar
 
 # Options that concern one kind of input alone, and what they are where they are not given.
 RUN = {"prompts": 2000, "test_context": None, "test_spectrum": None, "test_scale": 1.0}
-SERIES = {"hf": None, "revisions": None, "measures": None, "subspace": 8, "groups": None}
+SERIES = {"hf": None, "revisions": None, "measures": None, "subspace": 8, "stack": None}
 SERIES |= {"show": None, "keep_going": False}
 CURVE = {"rate": None, "starts": 32, "convention": "iclflow", "floor": 0.0}
 THEORY = {name: None for name, (_, about) in described().items() if about.group in (TASK, MODEL)}
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     series.add_argument("--revisions", type=names, help="of --hf, e.g. step0,step512")
     series.add_argument("--measures", type=names, help="e.g. norm,effective_rank,stable_rank")
     series.add_argument("--subspace", type=positive, help="dimension (8)")
-    series.add_argument("--groups", type=positive, help="key-value heads, if no config says")
+    series.add_argument("--stack", help="which layers, where there are several stacks: encoder")
     series.add_argument("--show", help="the measure to draw (the first)")
     series.add_argument("--keep-going", action="store_const", const=True,
                         help="leave out broken checkpoints (then exit code 1)")  # fmt: skip

@@ -26,7 +26,7 @@ def diagnose_checkpoints(args: argparse.Namespace) -> int:
             measures=measures,
             rank=args.subspace,
             heads=args.heads,
-            groups=args.groups,
+            stack=args.stack,
             keep_going=args.keep_going,
             progress=lambda done, total, label: report(done, total),
         )
