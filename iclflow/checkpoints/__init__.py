@@ -5,6 +5,7 @@ from iclflow.checkpoints.files import Arrays as Arrays
 from iclflow.checkpoints.files import CheckpointError as CheckpointError
 from iclflow.checkpoints.files import open_checkpoint as open_checkpoint
 from iclflow.checkpoints.hub import hub_series as hub_series
+from iclflow.checkpoints.integrity import check_series as check_series
 from iclflow.checkpoints.layouts import Factors as Factors
 from iclflow.checkpoints.layouts import Family as Family
 from iclflow.checkpoints.layouts import Heads as Heads

@@ -13,6 +13,7 @@ import xarray as xr
 from jaxtyping import Array
 
 from iclflow.checkpoints.files import AbstractSource, CheckpointError
+from iclflow.checkpoints.integrity import check_series
 from iclflow.checkpoints.layouts import Layout, find_layout
 from iclflow.checkpoints.measures import CIRCUITS, DEFAULT_MEASURES, Plan, Table
 from iclflow.checkpoints.series import Checkpoint
@@ -43,7 +44,8 @@ def measure_series(
       them, such as an encoder and a decoder.
     - `keep_going`: leave out a checkpoint that cannot be read; attribute `problems` says why.
 
-    The result has dimensions (step, circuit, layer, head).
+    The result has dimensions (step, circuit, layer, head). Attribute `integrity` names the steps
+    whose weights are those of another step, or out of line with their neighbours' (`check_series`).
     """
     plan = Plan(tuple(measures), rank, drop, tuple((extra or {}).items()))
     if not series:
@@ -56,6 +58,7 @@ def measure_series(
         )
         table = Table(plan, layout)
         notes = layout.notes(last)
+        doubts = check_series(ordered, layout)
         for number, checkpoint in enumerate(ordered):
             if progress is not None:
                 progress(number, len(ordered), checkpoint.label)
@@ -74,6 +77,7 @@ def measure_series(
         "reference_step": reference.step,
         "notes": json.dumps(notes),
         "problems": json.dumps(problems),
+        "integrity": json.dumps(doubts),
     }
     return data
 
@@ -137,12 +141,19 @@ def _check_layout(
 def mark_stages(data: xr.Dataset, *, steps: Any = None, losses: Any = None) -> xr.Dataset:
     """The same Dataset with marks of the drops: variables `mark` and `mark_source`.
 
-    Drops of the loss (if given), drops of the mean subspace distance of each circuit, and peaks
-    of the curvature of its mean norm (needs 8 steps past 0).
+    Drops of the loss, drops of the mean subspace distance of each circuit, and peaks of the
+    curvature of its mean norm (needs 8 steps past 0). If they are given, the losses are kept as
+    `loss` over `loss_step`, and their stages in words as the attribute `stages`.
     """
     marks: list[tuple[float, str]] = []
     if losses is not None:
-        marks += [(drop.time, "loss") for drop in find_stages(steps, losses).drops]
+        stages = find_stages(steps, losses)
+        marks += [(drop.time, "loss") for drop in stages.drops]
+        at = ("loss_step", np.asarray(steps, float), {"long_name": "step", "units": "1"})
+        about = {"long_name": "training loss", "units": "1"}
+        data = data.assign_coords(loss_step=at)
+        data = data.assign(loss=("loss_step", np.asarray(losses, float), about))
+        data.attrs["stages"] = json.dumps(stages.lines())
     at = np.asarray(data["step"], float)
     for circuit in CIRCUITS:
         for name in ("subspace_distance", "norm"):

@@ -42,8 +42,8 @@ def named_arrays(weights: Any) -> Mapping[str, Any]:
 
 def settings_of(weights: Any) -> Mapping[str, Any]:
     """The settings that a model of transformers carries; nothing of others."""
-    config = getattr(weights, "config", None)
-    return config.to_dict() if hasattr(config, "to_dict") else {}
+    settings = getattr(getattr(weights, "config", None), "to_dict", None)
+    return {} if settings is None else settings()
 
 
 def scalar_loss(step: int, loss: Any) -> Any:

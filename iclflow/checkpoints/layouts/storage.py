@@ -154,8 +154,10 @@ def _cut(
     ends = np.cumsum([heads, groups, groups]) * size
     parts = np.split(matrix, ends[:-1], axis=1)
     counts = (heads, groups, groups)
-    cut = [_split(source, name, part, n) for part, n in zip(parts, counts, strict=True)]
-    return Factors(*cut, out)
+    query, key, value = (
+        _split(source, name, part, n) for part, n in zip(parts, counts, strict=True)
+    )
+    return Factors(query, key, value, out)
 
 
 def _interleaved(
