@@ -171,9 +171,7 @@ def test_numpy_archive_and_folder_equal_safetensors(tmp_path):
 def test_pickles_are_refused_with_the_command(tmp_path, name):
     (tmp_path / name).write_bytes(b"\x80\x02not to be loaded")
     for path in (tmp_path, tmp_path / name):
-        with pytest.raises(
-            CheckpointError, match=r"refused; convert it.*python -m iclflow"
-        ) as e:
+        with pytest.raises(CheckpointError, match=r"refused; convert it.*python -m iclflow") as e:
             open_checkpoint(path)
         assert "\n" not in str(e.value)
         assert name in str(e.value)

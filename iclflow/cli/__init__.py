@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import signal
 import sys
 import threading
@@ -80,6 +81,18 @@ def build_parser(command: str | None = None) -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    try:
+        try:
+            return _main(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Who read us, such as `head`, has what it wanted; the rest is said to no one.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
         build_parser().print_help()
@@ -97,6 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What is not finite is a result here, and said in words.
         with terminated_like_interrupted(), warnings_in_a_line(), np.errstate(all="ignore"):
             return module.run(args)
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError, OverflowError, ModuleNotFoundError) as error:
         fail(str(error))
     except MemoryError as error:

@@ -25,7 +25,7 @@ LOSSES = (
     r"train(?:ing)?[/_ -]loss[/_ -]epoch",
     r"value",  # the one column of an export of a single metric
 )
-OTHER = r"(?<![a-z])(val|valid|validation|eval|test|dev)(?![a-z])|__(min|max)$"  # not the loss of training, or not a loss
+OTHER = r"(?<![a-z])(val|valid|validation|eval|test|dev)(?![a-z])|__(min|max)$"  # not of training
 Points = list[tuple[float, float]]
 
 

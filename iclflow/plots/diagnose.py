@@ -7,11 +7,10 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from iclflow.plots.levels import plot_levels
-from iclflow.plots.style import COLOURS, COLUMN, style
+from iclflow.plots.style import COLOURS, COLUMN, Figure, style
 
 SHADES = ("0.93", "0.84")
 EARLY = 0.05  # of the run

@@ -3,12 +3,12 @@
 import ast
 import dataclasses
 import enum
+import functools
 import hashlib
 import importlib.util
 import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ def describe(thing: Any) -> Any:
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         fields = {f.name: describe(getattr(thing, f.name)) for f in dataclasses.fields(thing)}
         return {"kind": type(thing).__name__, **fields}
+    if isinstance(thing, functools.partial):
+        return {"partial": [describe(thing.func), describe(thing.args), describe(thing.keywords)]}
     if isinstance(thing, Mapping):
         return {str(k): describe(v) for k, v in thing.items()}
     if isinstance(thing, Sequence) and not isinstance(thing, str):
@@ -60,7 +62,8 @@ def stamp(settings: Any) -> dict[str, str]:
         "jax_version": jax.__version__,
         "device": f"{jax.devices()[0].device_kind} ({jax.default_backend()})",
         "python": platform.python_version(),
-        "Conventions": "time is t/tau = 2 * rate * step; the loss has no factor 1/2",
+        "Conventions": "CF-1.11",
+        "clock": "time is t/tau = 2 * rate * step; the loss has no factor 1/2",
     }
 
 
@@ -101,7 +104,7 @@ def imported(tree: ast.AST) -> list[str]:
     return names
 
 
-@cache
+@functools.cache
 def _read(source: bytes) -> tuple[str, tuple[str, ...]]:
     """A hash of the code in a file, and what it imports of this package."""
     tree = ast.parse(source)
