@@ -1,6 +1,7 @@
 """What objects look like in a notebook, and what files say of themselves."""
 
 import functools
+import os
 import subprocess
 import sys
 
@@ -120,7 +121,9 @@ def test_an_optimiser_of_optax(task, init):
 @pytest.mark.parametrize("command", [["--help"], ["theory", "--help"]])
 def test_a_reader_that_has_enough_ends_the_program_quietly(command):
     program = [sys.executable, "-m", "iclflow", *command]
-    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(program, stdout=pipe, stderr=pipe, env=buffered) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()  # before a word is read, as `head -0` would

@@ -36,6 +36,7 @@ class Monitor:
     when they are given, weights are measured before the call returns.
 
     >>> import numpy as np
+    >>> from iclflow.checkpoints import Monitor
     >>> monitor = Monitor(measures=["norm"])
     >>> for step in range(100):
     ...     monitor(step, loss=1 / (1 + step), weights={"w": np.eye(2)}, last=step == 99)
