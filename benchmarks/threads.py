@@ -28,7 +28,8 @@ def main() -> None:
             for _ in range(REPEATS):
                 jax.block_until_ready(measure_heads(heads.qk, plan))
             spent, wall = time.process_time() - began, time.perf_counter() - clock
-        print(f"{label}: {1e3 * spent / REPEATS:.0f} ms of processor, {1e3 * wall / REPEATS:.0f} ms")
+        each, waited = 1e3 * spent / REPEATS, 1e3 * wall / REPEATS
+        print(f"{label}: {each:.0f} ms of the processor, {waited:.0f} ms")
 
 
 if __name__ == "__main__":
