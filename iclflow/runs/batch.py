@@ -8,8 +8,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
+from iclflow.runs.fused.engine import VMAP, Fused, why_not
 from iclflow.runs.labels import INTERRUPTED, outcome
 from iclflow.runs.plan import Batch, pieces
 from iclflow.runs.record import Recording, measure_after
@@ -65,6 +66,7 @@ class BatchResult:
     result: np.ndarray
     stopped: np.ndarray
     interrupted: bool
+    engine: str  # what advanced it, and why
 
 
 @runtime_checkable
@@ -87,6 +89,7 @@ def run_batch(
 ) -> BatchResult:
     """Train a batch to the last mark, or to where Ctrl-C stops it."""
     progress = Standing(_start(batch.parts, batch.axes, batch.seeds, batch.weights, key), {})
+    advance, engine = _engine(batch, progress.state, marks, recording.functions)
     if disk is not None:
         _room(batch, progress, recording.functions, len(marks))
         disk.resume(number, progress)
@@ -98,7 +101,7 @@ def run_batch(
     interrupted = False
     try:
         while progress.done < len(marks):
-            _piece(batch, progress, marks, recording, size, longest, stops)
+            _piece(advance, progress, marks, recording, size, longest, stops)
             # First the observers: what they write of a piece is then there when it counts as done.
             for watch in observers:
                 watch(Piece(batch, number, progress.mark, stops, progress.state.model))
@@ -108,11 +111,11 @@ def run_batch(
         if disk is None and progress.done == 0:
             raise
         interrupted = True
-    return _result(batch, progress, recording, final, interrupted)
+    return _result(batch, progress, recording, final, interrupted, engine)
 
 
 def _piece(
-    batch: Batch,
+    advance: Callable[[Any, np.ndarray, dict[str, Callable]], Any],
     progress: Standing,
     marks: np.ndarray,
     recording: Recording,
@@ -124,7 +127,7 @@ def _piece(
     begin, here = progress.done, max(progress.mark, 0)
     if marks[begin] - here > longest:
         target = np.asarray([here + longest], marks.dtype)
-        progress.state = _advance(batch, progress.state, target, {}).state
+        progress.state = advance(progress.state, target, {}).state
         progress.mark = float(target[0])
         return
     segment = marks[begin : begin + size]
@@ -134,7 +137,7 @@ def _piece(
     padded = np.concatenate([segment, np.repeat(segment[-1:], size - len(segment))])
     # A flow that used up its steps may go on from its state; in a sweep it has stopped.
     over = outcome(progress.state.result) != 0
-    run = _advance(batch, progress.state, padded, recording.functions)
+    run = advance(progress.state, padded, recording.functions)
     count = len(segment)
     progress.state, progress.done = run.state, begin + count
     progress.mark = float(segment[-1])
@@ -145,7 +148,7 @@ def _piece(
         total = len(marks)
         progress.record = jax.tree.map(lambda a: _empty(a, a.shape[2:], total), run.record)
 
-    def put(room: np.ndarray, values: Array) -> None:
+    def put(room: np.ndarray, values: Any) -> None:
         room[:, begin : begin + count] = np.asarray(values)[:, :count]
         room[over, begin : begin + count] = np.nan
 
@@ -153,7 +156,12 @@ def _piece(
 
 
 def _result(
-    batch: Batch, progress: Standing, recording: Recording, final: Recording, interrupted: bool
+    batch: Batch,
+    progress: Standing,
+    recording: Recording,
+    final: Recording,
+    interrupted: bool,
+    engine: str,
 ) -> BatchResult:
     state, count = progress.state, batch.count
     ended, stopped = outcome(state.result), np.asarray(state.stopped)
@@ -171,7 +179,7 @@ def _result(
         measured = _after(loss, models, dynamics, final.after, axes)
         last |= jax.tree.map(lambda a: a[:, 0], measured)
     record, last = jax.tree.map(lambda a: np.asarray(a)[:count], (record, last))
-    return BatchResult(batch, record, last, ended[:count], stopped[:count], interrupted)
+    return BatchResult(batch, record, last, ended[:count], stopped[:count], interrupted, engine)
 
 
 def _room(batch: Batch, progress: Standing, record: dict[str, Callable], count: int) -> None:
@@ -187,11 +195,21 @@ def _empty(like: Any, shape: tuple[int, ...], count: int) -> np.ndarray:
     return np.full((like.shape[0], count, *shape), np.nan, kind)
 
 
-def _advance(batch: Batch, state: Any, marks: np.ndarray, record: dict[str, Callable]) -> Any:
+def _engine(
+    batch: Batch, state: Any, marks: np.ndarray, record: dict[str, Callable]
+) -> tuple[Callable[[Any, np.ndarray, dict[str, Callable]], Any], str]:
+    """How the batch advances, (state, marks, record) -> run, and which engine that is."""
     (loss, _, dynamics), (loss_axes, _, dynamics_axes) = batch.parts, batch.axes
-    run = _advanced(loss, dynamics, state, marks, record, (loss_axes, dynamics_axes))
-    jax.block_until_ready(run)
-    return run
+
+    def vmapped(state: Any, marks: np.ndarray, record: dict[str, Callable]) -> Any:
+        run = _advanced(loss, dynamics, state, marks, record, (loss_axes, dynamics_axes))
+        return jax.block_until_ready(run)
+
+    fused = Fused.of(loss, dynamics, state, (loss_axes is not None, dynamics_axes is not None))
+    reason = why_not(fused, (loss, dynamics, state), record, len(batch.seeds), marks)
+    if reason is not None:
+        return vmapped, f"{VMAP} ({reason})"
+    return lambda now, *how: fused.advance((loss, dynamics, now), *how), f"fused ({fused.engine})"
 
 
 @eqx.filter_jit

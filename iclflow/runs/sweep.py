@@ -20,6 +20,7 @@ from iclflow.models import AbstractInitialiser
 from iclflow.results.provenance import code_key
 from iclflow.runs.batch import AbstractObserver, BatchResult, Piece, run_batch
 from iclflow.runs.dataset import assemble
+from iclflow.runs.fused.engine import available
 from iclflow.runs.plan import Batch, Entry, batches
 from iclflow.runs.record import Record, Recording, resolve
 from iclflow.runs.simulate import SAVES, warn_single_precision
@@ -92,7 +93,8 @@ def sweep(
     about |= {"seeds": numbers, "axes": axes, "record": list(record), "key": key}
     disk = None
     if store is not None:
-        disk = Store(store, {**about, "settings": settings, "code": code_key(__name__)})
+        code = {"code": code_key(__name__), "engine": available()}
+        disk = Store(store, {**about, "settings": settings, **code})
     sizes = None if disk is None else disk.sizes
     plan = list(batches(entries, numbers, len(marks), sizes))
     recordings = [_check(batch, record, final) for batch in plan]
