@@ -84,6 +84,12 @@ def claims(data: xr.Dataset) -> list[Claim]:
             f"as the heads share out the extra blocks",
         ),
         below(
+            "merged-zero-blocks", "The blocks that (M) leaves out stay zero in the population",
+            "App. C.1", float(data["population_blocks"].max()), 1e-12, "rounding",
+            f"largest entry over training; on P = {sequences:,} sequences "
+            f"{float(data['attention_blocks'].max()):.2g}", population=True,
+        ),
+        below(
             "merged-conserved", "w₂w₂ᵀ - W₁W₁ᵀ does not change under gradient flow", "(17)",
             float(data["conserved_drift"].max()), 1e-8, "the tolerance of the solver, 1e-9 a step",
             population=True,
@@ -127,6 +133,7 @@ def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
         "least-squares-at-convergence": data.assign(trained=1.2 * data["trained"]),
         "regression-duality": data.assign(regression_population=data["regression_sample"]),
         "heads-parallel": data.assign(head_cosine=cosine - 2 * data["head_cosine_bound"].max()),
+        "merged-zero-blocks": data.assign(population_blocks=data["attention_blocks"]),
         "merged-conserved": data.assign(conserved_drift=data["white_loss"]),  # changes by all of it
         "white-closed-form": data.assign(white_theory=data["white_paper"]),
         "merged-duration-paper": data.assign(half_time_paper=0.8 * data["half_time_paper"]),

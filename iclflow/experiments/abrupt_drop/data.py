@@ -54,6 +54,7 @@ from iclflow.theory.fixed_points.conserved import conservation_drift, conserved_
 from iclflow.theory.predict import visited_levels
 
 HEADS = 8
+BLOCKS = ("value_inputs", "key_labels")  # what the theory sets to zero
 PUBLISHED_INIT, PUBLISHED_RATE = 1e-6, 0.001  # per entry, attention not divided by N
 # E8, two weights in a term of the prediction: weights times √N, rate times N.
 ENTRY = PUBLISHED_INIT * CONTEXT**0.5
@@ -76,15 +77,22 @@ CONVERSION = (
 
 @functools.cache
 def runs_of(quick: bool) -> dict[str, dict[str, np.ndarray]]:
-    """The figure's runs, attention and MLP, from the same weights on the same data."""
-    loss = four_input_moments(quick)
+    """The figure's runs, attention and MLP, from the same weights on the same data.
+
+    And attention in the population.
+    """
+    sample, population = four_input_moments(quick), four_input_population()
     options = Options(model="attnM", head_num=HEADS, init=ENTRY)
     attention = PublishedInitialiser(options)
-    starts = {"attention": attention, "mlp": NetworkInitialiser(attention, MLP)}
+    starts = {
+        "attention": (sample, attention),
+        "mlp": (sample, NetworkInitialiser(attention, MLP)),
+        "population": (population, attention),
+    }
     how: dict[str, Any] = {"saveat": spread(STEPS), "record": ["loss", "weights"]}
     return {
-        name: trained(loss, init, Descent(RATE), seeds=seed_count(quick), **how)
-        for name, init in starts.items()
+        name: trained(*start, Descent(RATE), seeds=seed_count(quick), **how)
+        for name, start in starts.items()
     }
 
 
@@ -136,6 +144,10 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
             np.asarray(paper_merged_duration(population, np.asarray(norms))),
             "the paper's estimate (51), w = |w₂(0)|",
         ),
+        **{
+            f"{name}_blocks": (("seed",), largest_block(runs[name]), f"largest extra entry, {name}")
+            for name in ("attention", "population")
+        },
         **_parallel(runs, marks),
         **_solutions(loss, population, final),
         **_equivalence(task),
@@ -157,6 +169,12 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     }
     coordinates["seed"] = np.arange(seed_count(quick))
     return labelled(variables, coordinates, settings)
+
+
+def largest_block(run: dict[str, np.ndarray]) -> np.ndarray:
+    """The largest entry of the extra blocks over training, by seed."""
+    parts = [np.abs(run[name]).reshape(len(run[name]), -1) for name in BLOCKS]
+    return np.concatenate(parts, axis=1).max(axis=1)
 
 
 def _parallel(runs: dict[str, dict[str, np.ndarray]], marks: np.ndarray) -> dict[str, Variable]:

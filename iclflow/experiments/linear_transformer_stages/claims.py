@@ -13,7 +13,7 @@ DETECTED = 0.2  # of a half-time: less than the width of a cliff, and stages are
 
 def claims(data: xr.Dataset) -> list[Claim]:
     """Stages and their times, the loss, what N does to the theory, the detectors."""
-    return [*_stages(data), *_context(data), *_detectors(data)]
+    return [*_stages(data), *_context(data), *_detectors(data), _rank(data)]
 
 
 def _stages(data: xr.Dataset) -> list[Claim]:
@@ -129,6 +129,23 @@ def _detectors(data: xr.Dataset) -> list[Claim]:
     return found
 
 
+def _rank(data: xr.Dataset) -> Claim:
+    """With n modes left out the effective rank is least when mode n + 1 has just been learned."""
+    ranks, half = data["rank"].values, data["half_time"].values
+    least = data["epoch"].values[np.argmin(ranks, axis=1)]
+    # The last mode left alone has rank one: it shows in the last rise only.
+    slope = np.gradient(ranks[-1, 1:], np.log(data["epoch"].values[1:]))
+    rise = float(data["epoch"][1:][np.argmax(slope)])
+    found = np.append(least, rise)
+    return below(
+        "lt-detects-rank", "Every time scale shows in the effective rank without the modes learned "
+        "before", "2nd paper, Fig. 4C", float(np.abs(found / half - 1).max()), DETECTED,
+        "a fifth of a half-time: less than a cliff's width; stages are a factor four apart",
+        f"least rank without 0, 1, … modes at {_epochs(least)}, and the last rise at {rise:.0f} "
+        f"epochs; half-times {_epochs(half)}", population=True,
+    )  # fmt: skip
+
+
 def _epochs(times: np.ndarray) -> str:
     return ", ".join(f"{time:.0f}" for time in times)
 
@@ -150,5 +167,6 @@ def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
         "lt-error-slope": data.assign(error=np.sqrt(data["error"])),
         "lt-exact-small-context": data.assign(small_a_exact=1.2 * exact),
         "lt-final-loss": data.assign(final_error=1 / data["context"]),
+        "lt-detects-rank": data.assign(rank=0 * data["rank"] + data["rank"][0]),  # none left out
         **{f"lt-detects-{n}": data.assign({f"{n}_bends": 1.3 * data[f"{n}_bends"]}) for n in bends},
     }
