@@ -95,28 +95,30 @@ def _order(deep: xr.Dataset) -> list[Claim]:
 def _ranks(data: xr.Dataset) -> list[Claim]:
     """Which way the effective rank goes, and whether it tells one layer from more."""
     rank = data["effective_rank"].mean(("layer", "head"))
-    left = (rank.isel(step=-1) / rank.isel(step=0)).median("seed")
-    deep = left.sel(layers=data["layers"] > 1)
+    left = rank.isel(step=-1) / rank.isel(step=0)
     # The change from start to end of each drop, and that of one layer between the same steps.
     edges = data["window"].sel(layers=data["layers"] > 1)
+    deep = left.where(edges.notnull().all("edge")).median("seed", skipna=False)
     inside = (data["step"] >= edges.isel(edge=0)) & (data["step"] <= edges.isel(edge=1))
     own, single = (
-        (kept.max("step") - kept.min("step")).median("seed")
+        (kept.max("step") - kept.min("step")).median("seed", skipna=False)
         for kept in (rank.where(inside), rank.sel(layers=1, drop=True).where(inside))
     )
     ratio = own / single
     return [
         less(
             "lt-rank-falls", "the effective ranks of QK and OV fall where in-context learning "
-            "emerges", "Fig. 6, (15)", float(deep.max()), 1.0, "our reading of the figure: the "
-            "last rank over the first, largest over depths and circuits",
-            _by_circuit(left, data["layers"].values),
+            "emerges", "Fig. 6, (15)", float(deep.max(skipna=False)), 1.0,
+            "our reading of the figure: the last rank over the first, largest over depths and "
+            "circuits",
+            _by_circuit(left.median("seed"), data["layers"].values),
         ),
         at_least(
             "lt-rank-depth", "while it emerges they change more than with one layer, where it does "
-            "not", "Fig. 6, (15)", float(ratio.min()), 1.0, "our reading of the figure: range of "
-            "the rank in the drop over that of one layer in the same steps, least over depths and "
-            "circuits", _by_circuit(ratio, ratio["layers"].values),
+            "not", "Fig. 6, (15)", float(ratio.min(skipna=False)), 1.0,
+            "our reading of the figure: range of the rank in the drop over that of one layer in "
+            "the same steps, least over depths and circuits",
+            _by_circuit(ratio, ratio["layers"].values),
         ),
     ]  # fmt: skip
 
