@@ -12,9 +12,10 @@ FIGURES = (
         caption="""The task of Figure 3. (a) The loss of all 16 fixed points M(S) (dots) and (59)
         (white dashes), each joined to those that have learned one mode more; the path of training
         from small weights is black. (b) Leaving a fixed point: on the path the loss falls with the
-        third power of the distance, off it with the second, as there a head can turn to a mode of
-        larger eigenvalue. (c) In long contexts the loss on the path becomes the sum of the
-        eigenvalues not learned, and the final weights Λ⁻¹, both with an error of 1/N.""",
+        third power of the distance, off it with the second (dashed: these powers), as there a head
+        can turn to a mode of larger eigenvalue. (c) In long contexts the loss on the path becomes
+        the sum of the eigenvalues not learned, and the final weights Λ⁻¹, both with an error of
+        1/N.""",
         alt="""Left: a lattice of sixteen points, loss against the number of modes learned, with one
         path drawn through it. Middle: fall of the loss against distance on logarithmic axes, two
         bundles of straight lines with slopes two and three. Right: two errors that fall as one over

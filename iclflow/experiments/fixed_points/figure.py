@@ -23,8 +23,8 @@ def _lattice(axes: Axes, data: xr.Dataset) -> None:
         for j, large in enumerate(sets):
             if count[j] == count[i] + 1 and np.all(large >= small):
                 path = visited[i] and visited[j]
-                look = {"color": _PATH, "linewidth": 1.4} if path else {"color": "0.85"}
-                axes.plot(count[[i, j]], loss[[i, j]], zorder=2 if path else 0, **look)
+                colour, depth = (_PATH, 2) if path else ("0.85", 0)
+                axes.plot(count[[i, j]], loss[[i, j]], color=colour, zorder=depth)
     for on, colour, label in ((True, _PATH, "visited"), (False, _OFF, "not visited")):
         which = visited == on
         axes.plot(
@@ -78,7 +78,7 @@ def _ways_out(axes: Axes, data: xr.Dataset) -> None:
 def _contexts(axes: Axes, data: xr.Dataset) -> None:
     """Distance of losses and weights from their limits against N."""
     contexts = data["context"].values.astype(float)
-    losses = np.abs(data["path_loss"] - data["path_limit"]).max("level").values
+    losses = abs(data["path_loss"] - data["path_limit"]).max("level").values
     curves = (
         (losses, "o", COLOURS[0], r"$L(\mathcal{M}_m)$ to $\sum_{d>m}\lambda_d$"),
         (data["weight_error"].values, "s", COLOURS[2], r"$M^*$ to $\Lambda^{-1}$, relative"),

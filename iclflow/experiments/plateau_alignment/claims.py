@@ -1,6 +1,5 @@
 """The claims about alignment on plateaus, from the population runs of Fig. 3."""
 
-import numpy as np
 import xarray as xr
 
 from iclflow.experiments.base import Claim, below
@@ -9,8 +8,8 @@ from iclflow.experiments.base import Claim, below
 def errors(data: xr.Dataset, theory: str) -> xr.DataArray:
     """|(k, q) - theory|/|(k, q)| late on every plateau, by head; NaN of those that have learned."""
     axes = ("side", "component")
-    size = np.sqrt((data["end"] ** 2).sum(axes))
-    return (np.sqrt(((data["end"] - data[theory]) ** 2).sum(axes)) / size).where(data["dormant"])
+    square = ((data["end"] - data[theory]) ** 2).sum(axes) / (data["end"] ** 2).sum(axes)
+    return (square**0.5).where(data["dormant"])
 
 
 def claims(data: xr.Dataset) -> list[Claim]:

@@ -59,7 +59,9 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         phase = _phase(time[window], values[seed, window], weights[seed, window], left)
         place = (seed, plateau)
         found["start"][place], found["end"][place] = weights[seed, first], weights[seed, last]
-        found["theory"][place] = _later(weights[seed, first], np.diag(left), phase[-1])
+        found["theory"][place] = _later(
+            *(jnp.asarray(a) for a in (weights[seed, first], np.diag(left), phase[-1]))
+        )
         phases[place] = phase[-1]
         dormant[seed, plateau, heads[seed, :plateau]] = False
         if seed == SHOWN_SEED:
@@ -114,7 +116,7 @@ def _later(
 ) -> Float[Array, "H 2 D"]:
     """(63)(70) for every head."""
     one = jax.vmap(lambda pair, s: jnp.stack(aligned_weights(pair[0], pair[1], residual, s)))
-    return one(jnp.asarray(weights), jnp.asarray(phases))
+    return one(weights, phases)
 
 
 def _halves(weights: np.ndarray, value: float) -> np.ndarray:
