@@ -34,6 +34,7 @@ from iclflow.experiments.runs import (
     drop_counts,
     first_crossing,
     labelled,
+    largest_blocks,
     spread,
     trained,
 )
@@ -54,7 +55,6 @@ from iclflow.theory.fixed_points.conserved import conservation_drift, conserved_
 from iclflow.theory.predict import visited_levels
 
 HEADS = 8
-BLOCKS = ("value_inputs", "key_labels")  # what the theory sets to zero
 PUBLISHED_INIT, PUBLISHED_RATE = 1e-6, 0.001  # per entry, attention not divided by N
 # E8, two weights in a term of the prediction: weights times √N, rate times N.
 ENTRY = PUBLISHED_INIT * CONTEXT**0.5
@@ -141,8 +141,12 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
             np.asarray(paper_merged_duration(population, np.asarray(norms))),
             "the paper's estimate (51), w = |w₂(0)|",
         ),
-        "attention_blocks": (("seed",), largest_block(attention), "largest extra entry"),
-        "population_blocks": (("seed",), largest_block(population_run), "the same at P → ∞"),
+        "attention_blocks": (("seed", "time"), largest_blocks(attention), "largest extra entry"),
+        "population_blocks": (
+            ("seed", "time"),
+            largest_blocks(population_run),
+            "the same at P → ∞",
+        ),
         **_parallel(runs, marks),
         **_solutions(loss, population, final),
         **_equivalence(task),
@@ -164,12 +168,6 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     }
     coordinates["seed"] = np.arange(seed_count(quick))
     return labelled(variables, coordinates, settings)
-
-
-def largest_block(run: dict[str, np.ndarray]) -> np.ndarray:
-    """The largest entry of the extra blocks over training, by seed."""
-    parts = [np.abs(run[name]).reshape(len(run[name]), -1) for name in BLOCKS]
-    return np.concatenate(parts, axis=1).max(axis=1)
 
 
 def _parallel(runs: dict[str, dict[str, np.ndarray]], marks: np.ndarray) -> dict[str, Variable]:

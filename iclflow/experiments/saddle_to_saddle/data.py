@@ -28,6 +28,7 @@ from iclflow.experiments.runs import (
     drop_counts,
     first_crossing,
     labelled,
+    largest_blocks,
     spread,
     trained,
 )
@@ -129,12 +130,12 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     variables |= _shown(variables, modes)
     variables["population_blocks"] = (
         ("seed",),
-        _blocks(population).max(axis=1),
+        largest_blocks(population).max(axis=1),
         "largest entry of the extra blocks in training on population moments",
     )
     variables["sample_blocks"] = (
         ("seed", "time"),
-        _blocks(sample),
+        largest_blocks(sample),
         "largest entry of the extra blocks on P sequences",
     )
     half = trained(four_input_population(), init, Descent(RATE / 2), saveat=2 * marks, **OPTIONS)
@@ -167,11 +168,6 @@ def drop_times(time: np.ndarray, loss: np.ndarray, levels: np.ndarray) -> np.nda
     """When each curve is halfway between levels, [seed, drop]."""
     middle = (levels[:-1] + levels[1:]) / 2
     return np.array([[first_crossing(time, row, m) for m in middle] for row in loss])
-
-
-def _blocks(run: dict[str, np.ndarray]) -> np.ndarray:
-    parts = [np.abs(run[name]).max(axis=(2, 3, 4)) for name in ("value_inputs", "key_labels")]
-    return np.maximum(*parts)
 
 
 def _run_variables(
