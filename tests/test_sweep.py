@@ -239,7 +239,7 @@ def test_arrays_have_the_axes_of_the_model_or_numbers():
 def test_a_store_goes_on_in_every_bit(dynamics, tmp_path, monkeypatch):
     """Interrupted after every few pieces, the run is the run that was not."""
     monkeypatch.setattr("iclflow.runs.store.SAVE_EVERY", 0.0)
-    monkeypatch.setattr("iclflow.runs.plan.STORED_PIECES", 8)
+    monkeypatch.setattr("iclflow.runs.plan.MANY_PIECES", 8)
     options = {"until": UNTIL, "saveat": [0, 5, 6, 50], "seeds": 2, "record": ["loss", "weights"]}
     whole = sweep(LOSS, INIT, dynamics, store=tmp_path / "whole", **options)
     for _ in range(20):

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import xarray as xr
 
+from iclflow.diagnostics import first_crossing
 from iclflow.dynamics import Descent
 from iclflow.experiments.four_inputs import (
     CONTEXT,
@@ -25,7 +26,6 @@ from iclflow.experiments.runs import (
     at,
     clock,
     drop_counts,
-    first_crossing,
     labelled,
     spread,
     trained,

@@ -12,13 +12,13 @@ import jax
 import numpy as np
 import xarray as xr
 
+from iclflow.diagnostics import first_crossing
 from iclflow.dynamics import Descent
 from iclflow.experiments.four_inputs import CONTEXT, ROTATION_KEY, SPECTRUM, seed_count
 from iclflow.experiments.runs import (
     Variable,
     at,
     clock,
-    first_crossing,
     labelled,
     spread,
     trained,
