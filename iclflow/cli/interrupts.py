@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 EXIT = {signal.SIGINT: 130, signal.SIGTERM: 143}  # 128 + the signal, as shells have it
-AGAIN = 0.1  # seconds until an interrupt that came at a bad moment is tried once more
+AGAIN = 0.02  # seconds until an interrupt that came at a bad moment is tried once more
 IMPORTING = "<frozen importlib._bootstrap>"
 
 

@@ -94,19 +94,19 @@ def run_batch(
     count, longest = pieces(batch, marks, disk is not None)
     size = -(-len(marks) // count)
     stops = {float(mark) for watch in observers for mark in watch.stops(marks)}
-    interrupted = False
+    interrupted, seen = False, progress
     try:
         while progress.done < len(marks):
-            ahead = _piece(batch, progress, marks, recording, size, longest, stops)
+            progress = _piece(batch, progress, marks, recording, size, longest, stops)
             # First the observers: what they write of a piece is then there when it counts as done.
             for watch in observers:
-                watch(Piece(batch, number, ahead.mark, marks, stops, ahead.state.model))
-            progress = ahead
+                watch(Piece(batch, number, progress.mark, marks, stops, progress.state.model))
+            seen = progress
             if disk is not None:
-                disk.save(number, progress, progress.done == len(marks))
+                disk.save(number, seen, progress.done == len(marks))
     except KeyboardInterrupt:
         if disk is not None:
-            disk.save(number, progress, True)
+            disk.save(number, seen, True)
         if progress.done == 0:
             raise
         interrupted = True
@@ -158,7 +158,6 @@ def _result(
     state, count = progress.state, batch.count
     ended, stopped = outcome(state.result), np.asarray(state.stopped)
     if interrupted:
-        stopped = np.where(ended == 0, max(progress.mark, 0), stopped)
         ended = np.where(ended == 0, INTERRUPTED, ended)
     loss, _, dynamics = batch.parts
     axes = (batch.axes[0], eqx.if_array(0), batch.axes[2])
