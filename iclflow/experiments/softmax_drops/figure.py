@@ -20,8 +20,9 @@ def draw(data: xr.Dataset) -> Figure:
                 if f"{name}_linear" in data:
                     axes.plot(time, data[f"{name}_linear"].values[i], **THEORY)
             axes.set_xlim(0, time[-1])
-            axes.set_ylim(0, 1.1)
-            plot_levels(axes, data[f"{name}_levels"].values)
+            levels = data[f"{name}_levels"].values
+            axes.set_ylim(0, 1.08 * max(levels[0], float(data[name].max())))
+            plot_levels(axes, levels)
             axes.set_xlabel(TIME)
         left.set_title("merged key and query")
         right.set_title("separate key and query, rank one")
