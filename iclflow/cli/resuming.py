@@ -17,7 +17,10 @@ def finished(out: Path, key: str, *, force: bool) -> Any:
         if (kept(out) / PLAN).is_file():
             shutil.rmtree(kept(out))
         return None
-    check_free(out, key)
+    try:
+        check_free(out, key)
+    except FileExistsError as error:
+        raise FileExistsError(f"{error}, or give --force") from None
     runs = load(out) if out.exists() else None
     if runs is None or interrupted(runs):
         return None
