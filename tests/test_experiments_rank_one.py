@@ -55,12 +55,6 @@ def test_marks_are_distinct_and_reach_the_end():
         runs.spread(500)
 
 
-def test_crossing_of_a_level():
-    time, loss = np.array([0.0, 1.0, 2.0]), np.array([1.0, 0.8, 0.2])
-    assert runs.first_crossing(time, loss, 0.5) == pytest.approx(1.5)
-    assert np.isnan(runs.first_crossing(time, loss, 0.1))
-
-
 def test_correlations_are_those_of_the_paper():
     task = four_input_task()
     cross, second = correlations(four_input_population())

@@ -24,6 +24,7 @@ class Piece:
     batch: Batch
     number: int  # of the batch
     mark: float
+    marks: np.ndarray  # all save points: whole steps of descent, or times of a flow
     stops: set[float]  # marks that observers asked for
     models: Any  # stacked, one a run
 
@@ -41,9 +42,9 @@ class AbstractObserver(Protocol):
         ...
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Standing:
-    """What changes while a batch runs; all that is needed to go on with it."""
+    """How far a batch has come; all that is needed to go on with it."""
 
     state: Any
     record: dict[str, Any]  # name -> [run, mark, ...], NaN where nothing is recorded yet
@@ -73,7 +74,7 @@ class BatchResult:
 class Disk(Protocol):
     """Where the progress of a batch is kept."""
 
-    def resume(self, number: int, progress: Standing) -> None: ...
+    def resume(self, number: int, progress: Standing) -> Standing: ...
     def save(self, number: int, progress: Standing, now: bool) -> None: ...
 
 
@@ -87,28 +88,29 @@ def run_batch(
     observers: Sequence[AbstractObserver],
     disk: Disk | None,
 ) -> BatchResult:
-    """Train a batch to the last mark, or to where Ctrl-C stops it."""
+    """Train a batch to the last mark, or to where Ctrl-C stops it; raised before the first."""
     progress = Standing(_start(batch.parts, batch.axes, batch.seeds, batch.weights, key), {})
     advance, engine = _engine(batch, progress.state, marks, recording.functions)
     if disk is not None:
-        _room(batch, progress, recording.functions, len(marks))
-        disk.resume(number, progress)
-    count = pieces(batch, marks, disk is not None)
+        room = _room(batch, progress.state, recording.functions, len(marks))
+        progress = disk.resume(number, dataclasses.replace(progress, record=room))
+    count, longest = pieces(batch, marks, disk is not None)
     size = -(-len(marks) // count)
-    longest = marks[-1] / count if disk is not None else np.inf
-    longest = max(1, np.ceil(longest)) if np.issubdtype(marks.dtype, np.integer) else longest
     stops = {float(mark) for watch in observers for mark in watch.stops(marks)}
-    interrupted = False
+    interrupted, seen = False, progress
     try:
         while progress.done < len(marks):
-            _piece(advance, progress, marks, recording, size, longest, stops)
+            progress = _piece(advance, progress, marks, recording, size, longest, stops)
             # First the observers: what they write of a piece is then there when it counts as done.
             for watch in observers:
-                watch(Piece(batch, number, progress.mark, stops, progress.state.model))
+                watch(Piece(batch, number, progress.mark, marks, stops, progress.state.model))
+            seen = progress
             if disk is not None:
-                disk.save(number, progress, progress.done == len(marks))
+                disk.save(number, seen, progress.done == len(marks))
     except KeyboardInterrupt:
-        if disk is None and progress.done == 0:
+        if disk is not None:
+            disk.save(number, seen, True)
+        if progress.done == 0:
             raise
         interrupted = True
     return _result(batch, progress, recording, final, interrupted, engine)
@@ -122,14 +124,13 @@ def _piece(
     size: int,
     longest: float,
     stops: set[float],
-) -> None:
+) -> Standing:
     """Advance to the next marks; between marks that are far apart, part of the way."""
     begin, here = progress.done, max(progress.mark, 0)
     if marks[begin] - here > longest:
         target = np.asarray([here + longest], marks.dtype)
-        progress.state = advance(progress.state, target, {}).state
-        progress.mark = float(target[0])
-        return
+        state = advance(progress.state, target, {}).state
+        return Standing(state, progress.record, float(target[0]), begin)
     segment = marks[begin : begin + size]
     segment = segment[segment - here <= longest] if len(segment) > 1 else segment
     cut = next((i + 1 for i, mark in enumerate(segment) if float(mark) in stops), len(segment))
@@ -138,21 +139,20 @@ def _piece(
     # A flow that used up its steps may go on from its state; in a sweep it has stopped.
     over = outcome(progress.state.result) != 0
     run = advance(progress.state, padded, recording.functions)
-    count = len(segment)
-    progress.state, progress.done = run.state, begin + count
-    progress.mark = float(segment[-1])
-    if not progress.record and count == len(marks):  # all in one piece: nothing to copy
-        progress.record = jax.tree.map(np.asarray, run.record)
-        return
-    if not progress.record:
+    count, record = len(segment), progress.record
+    if not record and count == len(marks):  # all in one piece: nothing to copy
+        record = jax.tree.map(np.asarray, run.record)
+        return Standing(run.state, record, float(segment[-1]), count)
+    if not record:
         total = len(marks)
-        progress.record = jax.tree.map(lambda a: _empty(a, a.shape[2:], total), run.record)
+        record = jax.tree.map(lambda a: _empty(a, a.shape[2:], total), run.record)
 
     def put(room: np.ndarray, values: Any) -> None:
         room[:, begin : begin + count] = np.asarray(values)[:, :count]
         room[over, begin : begin + count] = np.nan
 
-    jax.tree.map(put, progress.record, run.record)
+    jax.tree.map(put, record, run.record)
+    return Standing(run.state, record, float(segment[-1]), begin + count)
 
 
 def _result(
@@ -182,12 +182,10 @@ def _result(
     return BatchResult(batch, record, last, ended[:count], stopped[:count], interrupted, engine)
 
 
-def _room(batch: Batch, progress: Standing, record: dict[str, Callable], count: int) -> None:
+def _room(batch: Batch, state: Any, record: dict[str, Callable], count: int) -> dict[str, Any]:
     """Room for what is recorded at `count` marks, full of NaN."""
-    shapes = eqx.filter_eval_shape(
-        _record, batch.parts[0], batch.axes[0], progress.state.model, record
-    )
-    progress.record = jax.tree.map(lambda like: _empty(like, like.shape[1:], count), shapes)
+    shapes = eqx.filter_eval_shape(_record, batch.parts[0], batch.axes[0], state.model, record)
+    return jax.tree.map(lambda like: _empty(like, like.shape[1:], count), shapes)
 
 
 def _empty(like: Any, shape: tuple[int, ...], count: int) -> np.ndarray:

@@ -17,6 +17,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 from scipy.integrate import solve_ivp
 
+from iclflow.diagnostics import first_crossing
 from iclflow.dynamics import Descent
 from iclflow.experiments.four_inputs import (
     CONTEXT,
@@ -32,7 +33,6 @@ from iclflow.experiments.runs import (
     Variable,
     clock,
     drop_counts,
-    first_crossing,
     labelled,
     largest_blocks,
     spread,

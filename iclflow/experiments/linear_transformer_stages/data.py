@@ -13,6 +13,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float
 
+from iclflow.diagnostics import first_crossing
 from iclflow.diagnostics.detectors import Curvature, autocorrelation_curvature, time_curvature
 from iclflow.diagnostics.spectrum import effective_rank
 from iclflow.diagnostics.stages import Clock
@@ -23,7 +24,7 @@ from iclflow.experiments.linear_transformer_runs import (
     stochastic,
     transformer_task,
 )
-from iclflow.experiments.runs import Variable, first_crossing, labelled
+from iclflow.experiments.runs import Variable, labelled
 from iclflow.results.progress import Progress
 from iclflow.theory.linear_transformer import (
     CoupledFlow,

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import xarray as xr
 
+from iclflow.diagnostics import first_crossing
 from iclflow.dynamics import Descent
 from iclflow.experiments.four_inputs import (
     CONTEXT,
@@ -26,7 +27,6 @@ from iclflow.experiments.runs import (
     at,
     clock,
     drop_counts,
-    first_crossing,
     labelled,
     largest_blocks,
     spread,
