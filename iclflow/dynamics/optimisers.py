@@ -68,8 +68,8 @@ class Adam(AbstractOptimiser):
 class Optax(AbstractOptimiser):
     """Any optimiser of Optax, made at the rate of the run; `Descent(1e-3, optax.lion)` makes one.
 
-    - `make`: rate -> transformation. Results are stored under its name, so it has one: a function
-      of Optax, a `def` of your own, or `functools.partial(optax.lion, b1=0.95)`.
+    - `make`: rate -> transformation: a function of Optax, one of your own, or
+      `functools.partial(optax.lion, b1=0.95)`.
     """
 
     make: Any = eqx.field(static=True)
@@ -80,11 +80,6 @@ class Optax(AbstractOptimiser):
                 f"needed is a function that makes an optimiser from a rate, such as optax.adam or "
                 f"functools.partial(optax.adam, b1=0.5), got {type(self.make).__name__}; a "
                 f"transformation has a rate inside already"
-            )
-        if getattr(self.make, "__name__", "") == "<lambda>":
-            raise ValueError(
-                "a lambda has no name for results to be stored under; use a def, or "
-                "functools.partial(optax.adam, b1=0.5)"
             )
 
     def transformation(self, rate: Float[Array, ""]) -> optax.GradientTransformation:
