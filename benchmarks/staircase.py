@@ -16,6 +16,7 @@ from scipy.optimize import brentq
 
 from iclflow.models import Separate
 from iclflow.tasks.task import Task
+from iclflow.tasks.task_vectors import Normal
 from iclflow.theory import DropsBy, Modes, staircase
 from iclflow.theory.drops.frame import separate_weights
 from iclflow.theory.drops.head_flow import HeadFlow
@@ -27,8 +28,9 @@ def random_task(seed: int) -> Task:
     """Two to five dimensions, eigenvalues from 0.1 to 1, contexts of 5 to 60, task variances."""
     rng = np.random.default_rng(seed)
     size = int(rng.integers(2, 6))
-    variances = [None, rng.uniform(0.5, 2.0, size)][seed % 2]
-    return Task(rng.uniform(0.1, 1.0, size), int(rng.integers(5, 61)), task_covariance=variances)
+    variances = rng.uniform(0.5, 2.0, size) if seed % 2 else np.ones(size)
+    tasks = Normal(covariance=variances)
+    return Task(rng.uniform(0.1, 1.0, size), int(rng.integers(5, 61)), tasks=tasks)
 
 
 def truth(modes: Modes, model: Separate) -> tuple[np.ndarray, np.ndarray]:

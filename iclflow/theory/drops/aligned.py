@@ -15,7 +15,7 @@ from iclflow.theory.drops.base import AbstractRun, Drop
 from iclflow.theory.drops.dormant import DormantHeads
 from iclflow.theory.drops.frame import Frame, Weights, turn
 from iclflow.theory.drops.in_head import HeadCourse
-from iclflow.theory.drops.scalar_ode import blow_up_course
+from iclflow.theory.drops.scalar_ode import KAPPA, blow_up_course
 from iclflow.theory.fixed_points.modes import Modes
 
 LEAD = 50.0  # an escape is followed pair by pair from c v = 1/LEAD on
@@ -85,31 +85,41 @@ class AlignedDrops(AbstractRun):
 
     @property
     def drop_times(self) -> Float[np.ndarray, " n"]:
-        """When the loss curve crosses the middle of each drop, by bisection."""
+        """When the loss curve crosses the middle of each drop, by false position (Illinois)."""
         count = len(self.drops)
         if count == 0:
             return np.zeros(0)
         levels = self.power - np.concatenate([[0.0], np.cumsum(self.frame.drops)])
         middle = ((levels[:-1] + levels[1:]) / 2)[:count]
-        low, high = np.zeros(count), np.asarray([drop.switch for drop in self.drops])
-        over, under = np.full(count, levels[0]) - middle, self.loss(high) - middle
-        for _ in range(200):  # the middle comes shortly before or after the switch
-            late = under > 0
-            if not late.any():
+        modes = [drop.mode for drop in self.drops]
+        unit = self.frame.c[modes] / self.frame.g[modes]
+        alone = [d.blow_up - KAPPA * u if d.escape else d.switch
+                 for d, u in zip(self.drops, unit, strict=True)]  # fmt: skip
+        low, high = np.maximum(np.asarray(alone) - unit, 0.0), np.asarray(alone) + unit
+        for _ in range(200):  # heads that fall together are farther from their times alone
+            over, under = self.loss(low) - middle, self.loss(high) - middle
+            early, late = (over <= 0) & (low > 0), under > 0
+            if not (early | late).any():
                 break
-            low, over = np.where(late, high, low), np.where(late, under, over)
-            high = np.where(late, high + np.maximum(0.01 * high, 1.0), high)
-            under = self.loss(high) - middle
-        # Bisection and false position in turn: the loss is flat almost everywhere.
-        for count in range(120):
-            share = 0.5 if count % 2 else np.clip(over / (over - under), 0.01, 0.99)
+            span = 2 * (high - low)
+            low, high = (
+                np.where(early, np.maximum(low - span, 0.0), np.where(late, high, low)),
+                np.where(late, high + span, np.where(early, low, high)),
+            )
+        side = np.zeros(count)
+        for _ in range(60):
+            share = np.clip(over / np.where(over > under, over - under, 1.0), 1e-9, 1 - 1e-9)
             centre = low + share * (high - low)
             excess = self.loss(centre) - middle
-            low, over = np.where(excess > 0, centre, low), np.where(excess > 0, excess, over)
-            high, under = np.where(excess > 0, high, centre), np.where(excess > 0, under, excess)
-            if np.all(high - low <= 1e-12 * high):
+            above = excess > 0
+            # An end that stays for the second time counts half, else it would stay for good.
+            over = np.where(above, excess, np.where(side < 0, over / 2, over))
+            under = np.where(above, np.where(side > 0, under / 2, under), excess)
+            low, high = np.where(above, centre, low), np.where(above, high, centre)
+            side = np.where(above, 1.0, -1.0)
+            if np.all((high - low <= 1e-12 * high) | (np.abs(excess) <= 1e-14 * self.power)):
                 break
-        return (low + high) / 2
+        return np.where(np.abs(over) < np.abs(under), low, high)
 
     def fractions(self, times: Float[np.ndarray, " T"]) -> Float[np.ndarray, "r T"]:
         """f_d(t), the learned fraction of each mode: M = Σ f_d m_d e_d e_dᵀ."""
@@ -156,18 +166,35 @@ class AlignedDrops(AbstractRun):
                 continue
             limit = 0.999999 * float(np.min(heads.blow_up()[0]))
             result[row, names] = heads.after(min(time - start, limit)).values
-        for drop in (drop for drop in self.drops if drop.escape):
-            g, c = self.frame.g[drop.mode], self.frame.c[drop.mode]
-            dormant = result[:, drop.head]
-            small = (c * np.abs(dormant) < SMALL) & (times < drop.switch)
-            own = 1 / (g * np.maximum(np.abs(dormant), 1e-200))
-            left = np.where(small, own, drop.blow_up - times)
-            course = self._course(left[None, :], [drop.mode])[0]
-            for segment in self.courses.get(drop.head, []):
+        escapes = [drop for drop in self.drops if drop.escape]
+        names, modes = [drop.head for drop in escapes], [drop.mode for drop in escapes]
+        g, c = self.frame.g[modes], self.frame.c[modes]
+        blow_up, switch, signs = (
+            np.asarray([getattr(drop, name) for drop in escapes])
+            for name in ("blow_up", "switch", "sign")
+        )
+        dormant = result[:, names]
+        small = (c * np.abs(dormant) < SMALL) & (times[:, None] < switch)
+        own = 1 / (g * np.maximum(np.abs(dormant), 1e-200))
+        left = np.where(small, own, blow_up - times[:, None])
+        course = self._course(left.T, modes).T
+        for column, head in enumerate(names):
+            for segment in self.courses.get(head, []):
                 inside = times >= segment.start
-                course[inside] = segment.curves(times[inside])[0]
-            result[:, drop.head] = np.where(small, np.sign(dormant), drop.sign) * course
+                course[inside, column] = segment.curves(times[inside])[0]
+        result[:, names] = np.where(small, np.sign(dormant), signs) * course
         return result
+
+    def own_values(self, times: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        escape = {drop.head: drop for drop in self.drops if drop.escape}
+        own = [escape[drop.head] for drop in self.drops]
+        left = np.asarray([drop.blow_up for drop in own]) - times
+        sizes = self._course(left[:, None], [drop.mode for drop in own])[:, 0]
+        for i, drop in enumerate(own):
+            for segment in self.courses.get(drop.head, []):
+                if times[i] >= segment.start:
+                    sizes[i] = segment.at(float(times[i]))[0]
+        return np.asarray([drop.sign for drop in own]) * sizes
 
 
 class _Stairs:
@@ -209,8 +236,9 @@ class _Stairs:
     def _escape(self, winner: int, sign: float, escape: float, delay: float) -> Drop:
         """A dormant head blows up."""
         begin = max(self.now, escape - LEAD * delay)
-        state = self.dormant.after(begin - self.now)
-        weights = (state.sums if sign > 0 else state.differences)[winner]
+        one = np.arange(len(self.names)) == winner
+        state = self.dormant.only(one).after(begin - self.now)
+        weights = (state.sums if sign > 0 else state.differences)[0]
         rank = weights.shape[0]
         modes, _, turns = self.run.frame.slots(weights, self.open, rank)
         self._turn(turns)
@@ -218,13 +246,12 @@ class _Stairs:
         other = 1 - np.sum(weights[:, modes[0]] ** 2) / np.sum(weights[:, self.open] ** 2)
         head, switch = int(self.names[winner]), escape - delay
         if rank > 1:
-            value = abs(float(state.values[winner]))
+            value = abs(float(state.values[0]))
             fresh = _Active(head, sign, [], np.zeros(0), value, weights)
             switch = float(self._follow(fresh, begin).switches[0])
             self.active.append(fresh)
         size = abs(float(self.dormant.values[winner]))
-        keep = np.arange(len(self.names)) != winner
-        self.dormant, self.names = self.dormant.only(keep), self.names[keep]
+        self.dormant, self.names = self.dormant.only(~one), self.names[~one]
         switch = max(self.now, switch)
         gain = float(self.run.frame.g[modes[0]])
         return Drop(modes[0], head, switch, escape, sign, gain, float(other), size)

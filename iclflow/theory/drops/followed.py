@@ -120,6 +120,9 @@ class FlowDrops(AbstractRun):
     def values(self, times: Float[np.ndarray, " T"]) -> Float[np.ndarray, "T H"]:
         return self.flow.split(self.states(times))[0]
 
+    def own_values(self, times: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        return self.values(times)[np.arange(len(times)), [drop.head for drop in self.drops]]
+
     def effective(self, times: Float[np.ndarray, " T"]) -> Float[np.ndarray, "T D D"]:
         return self.flow.effective(self.states(times))
 

@@ -6,6 +6,7 @@ paper's estimate of the durations, (68)(73), is listed beside it.
 
 import dataclasses
 import enum
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -20,6 +21,7 @@ from iclflow.theory.drops.followed import flow_drops
 from iclflow.theory.drops.frame import Frame, Weights, separate_weights
 from iclflow.theory.fixed_points.modes import Modes
 
+NEAR = 0.05  # relative difference of times by scalar courses and by the flow
 LARGE = 300  # weights from which the flow, whose Jacobian has their square, costs too much
 PERTURBATION = 1e-4  # relative change of every initial weight behind the condition number
 
@@ -113,25 +115,17 @@ def staircase(
             f"draw it with Separate.initialiser(task, ...)"
         )
     by = _choose(modes, weights, drops_by)
-    follow = flow_drops if by is DropsBy.FLOW else aligned_drops
-    run = follow(modes, weights)
+    run = _follow(by)(modes, weights)
     times = run.drop_times
-    moved = np.zeros((probes, len(times)))
-    for number, row in enumerate(moved):
-        other = follow(modes, _perturbed(weights, number)).drop_times
-        count = min(len(times), len(other))
-        row[:count] = (other[:count] / times[:count] - 1) / PERTURBATION
-        row[count:] = np.inf  # a drop that comes and goes with the perturbation
-    condition = np.sqrt(np.mean(moved**2, axis=0)) if probes else np.full(len(times), np.nan)
+    condition = _condition(modes, weights, by, run, probes)
     ends = np.append(times[1:], 10 * times[-1:]) if len(times) else times
     drops = run.drops
-    heads = np.asarray([drop.head for drop in drops], int)
     # On the plateau that follows: late, but before the next drop of the same head.
-    after = run.values(times + 0.5 * (ends - times))[np.arange(len(times)), heads]
+    after = run.own_values(times + 0.5 * (ends - times))
     paper = [1 / (d.gain * d.dormant_value) if d.escape else np.nan for d in drops]
     return Staircase(
         times=times,
-        heads=heads,
+        heads=np.asarray([drop.head for drop in drops], int),
         escapes=np.asarray([drop.escape for drop in drops], bool),
         levels=float(modes.power)
         - np.concatenate([[0.0], np.cumsum(np.asarray(modes.drops, float)[: len(times)])]),
@@ -143,6 +137,39 @@ def staircase(
         by=by,
         run=run,
     )
+
+
+def _follow(by: DropsBy) -> Callable[[Modes, Weights], AbstractRun]:
+    return flow_drops if by is DropsBy.FLOW else aligned_drops
+
+
+def _condition(
+    modes: Modes, weights: Weights, by: DropsBy, run: AbstractRun, probes: int
+) -> Float[np.ndarray, " n"]:
+    """√E(δt/t)² over relative changes of the weights, in units of those; NaN without probes.
+
+    A derivative, so the scalar courses serve for the flow where they name the same heads at
+    nearly the same times.
+    """
+    times = run.drop_times
+    if probes == 0:
+        return np.full(len(times), np.nan)
+    if by is DropsBy.FLOW and modes.commuting and Frame.of(modes).ordered():
+        course = aligned_drops(modes, weights)
+        if [d.head for d in course.drops] == [d.head for d in run.drops] and np.all(
+            np.abs(_switches(course) / times - 1) < NEAR
+        ):
+            by, run = DropsBy.COURSE, course
+    switches, moved = _switches(run), np.full((probes, len(times)), np.inf)
+    for number, row in enumerate(moved):
+        other = _switches(_follow(by)(modes, _perturbed(weights, number)))
+        count = min(len(times), len(other))  # others come and go with the perturbation
+        row[:count] = (other[:count] - switches[:count]) / times[:count] / PERTURBATION
+    return np.sqrt(np.mean(moved**2, axis=0))
+
+
+def _switches(run: AbstractRun) -> Float[np.ndarray, " n"]:
+    return np.asarray([drop.switch for drop in run.drops], float)
 
 
 def _choose(modes: Modes, weights: Weights, wanted: DropsBy | None) -> DropsBy:
