@@ -19,6 +19,7 @@ from iclflow.theory.drops.scalar_ode import KAPPA, blow_up_course
 from iclflow.theory.fixed_points.modes import Modes
 
 LEAD = 50.0  # an escape is followed pair by pair from c v = 1/LEAD on
+EARLY, LATE = 1e3, 15.0  # in units c/g from the blow-up: a course is then its limit
 LOG_MAX = 600.0  # of a growth factor
 SMALL = 0.05  # c v up to which the dormant head's own value weight is shown
 
@@ -138,13 +139,20 @@ class AlignedDrops(AbstractRun):
     def _course(self, left: np.ndarray, index: list[int]) -> np.ndarray:
         """|v| [n, T] of aligned heads on the modes `index`, by the time left to their blow-up."""
         gains, curvature = self.frame.g[index, None], self.frame.curvature[index, None]
-        arrays = [np.broadcast_to(a, left.shape).ravel() for a in (left, gains, curvature)]
+        units = self.frame.c[index, None] * np.ones_like(left)
+        scaled = gains / units * left
+        # Early v = 1/(g (T - t)) to a relative c³v³, and late 1 - f = e^{-3|T - t| g/c}.
+        sizes = np.where(scaled > 0, 1 / np.where(scaled > 0, scaled, 1.0), 1.0) / units
+        between = (scaled < EARLY) & (scaled > -LATE)
+        arrays = [np.broadcast_to(a, left.shape)[between] for a in (left, gains, curvature)]
         # Padded, so that the course is compiled for a few sizes only.
+        count = int(between.sum())
         size = 256
-        while size < left.size:
+        while size < count:
             size *= 2
-        padded = [np.concatenate([a, np.ones(size - left.size)]) for a in arrays]
-        return np.array(blow_up_course(*padded))[: left.size].reshape(left.shape)
+        padded = [np.concatenate([a, np.ones(size - count)]) for a in arrays]
+        sizes[between] = np.asarray(blow_up_course(*padded))[:count]
+        return sizes
 
     def loss(self, times: Float[np.ndarray, " T"]) -> Float[np.ndarray, " T"]:
         """L = E[y²] - Σ σ_d² (1 - (1 - f_d)²)."""

@@ -15,6 +15,7 @@ NODES, WEIGHTS = np.polynomial.legendre.leggauss(ORDER)
 LOG_END = 2 * np.log(1e14)  # the integral is cut where √W has grown 1e14 times
 LOG_MAX = 700.0  # of an exponential
 FLOOR = 1e-290
+PORTION = 2**15  # numbers at a time: temporaries of this size stay in the cache
 CLOSEST = 1e-15  # distance of two zeros of W that rounding can tell apart
 
 Head = Float[np.ndarray, " H"]
@@ -24,6 +25,10 @@ HeadMode = Float[np.ndarray, "H D"]
 def excess(up: HeadMode, down: HeadMode, gains: np.ndarray, s: np.ndarray) -> np.ndarray:
     """W(s) - W(0) = ¼ Σ [P (e^{2gs} - 1) + N (e^{-2gs} - 1)] at s [H, ...]."""
     points = s.reshape(len(s), -1)
+    rows = max(1, PORTION // max(points.shape[1] * gains.size, 1))
+    if rows < len(points):
+        parts = [slice(i, i + rows) for i in range(0, len(points), rows)]
+        return np.concatenate([excess(up[i], down[i], gains, s[i]) for i in parts])
     rise = np.expm1(np.minimum(2 * gains * np.abs(points)[..., None], LOG_MAX))
     fall = rise / (1 + rise)  # 1 - e^{-2gs}: one exponential serves both
     pair = np.stack([up, down], axis=-1)
