@@ -5,8 +5,8 @@
 Two tables. False alarms: the share of curves without a drop (power laws, straight lines, a
 logarithm, a constant, with and without autocorrelated noise) in which a drop is found. Training:
 linear attention with rank-one heads, on the population and on fresh minibatches; a drop is a head
-whose strength |v| ‖k‖ ‖q‖ first reaches half of its last value, and a mark is right if it is as near
-to that as the head takes from 10% to 90%, or within 2% of the time, or within two saved points.
+whose strength |v| ‖k‖ ‖q‖ first reaches half of its last value, and a mark is right if it is as
+near to that as the head takes from 10% to 90%, or within 2% of the time, or two saved points.
 Each mark counts for one head. The detector was made on seeds 0 to 7, and noise seed 1.
 
 Beside it stand the curvatures of `iclflow.diagnostics.detectors` and, if `ruptures` is installed

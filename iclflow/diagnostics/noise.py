@@ -46,8 +46,9 @@ def _memory(x: Float[np.ndarray, " T"], y: Float[np.ndarray, " T"]) -> int:
     """The points for which the noise persists: 1, 2, 4, ...
 
     The distance from the cubic through neighbours so far apart does not change for independent
-    noise; for noise with a memory it grows at most by √2 each time until they exceed it, for a curve
-    without noise far more. It has to stay for two doublings: few memories make a few numbers.
+    noise; for noise with a memory it grows at most by √2 each time until they exceed it, for a
+    curve without noise far more. It has to stay for two doublings: in a curve of few memories one
+    may be chance.
     """
 
     def distance(lag: int) -> float:

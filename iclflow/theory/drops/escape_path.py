@@ -5,6 +5,7 @@ towards a zero of W turns there and escapes on the other side. NumPy, vectorised
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
@@ -125,10 +126,15 @@ class EscapePath:
         sums = np.concatenate([np.zeros((len(v), 1)), np.cumsum(parts, axis=1)], axis=1)
         return dataclasses.replace(path, sums=sums)
 
-    def only(self, keep: Bool[np.ndarray, " H"]) -> Self:
+    def only(self, keep: Bool[np.ndarray, " H"] | slice) -> Self:
         """The paths of some of the heads."""
-        per_head = [f.name for f in dataclasses.fields(self) if f.name not in ("gains", "top")]
-        return dataclasses.replace(self, **{name: getattr(self, name)[keep] for name in per_head})
+        return dataclasses.replace(self, **{name: getattr(self, name)[keep] for name in PER_HEAD})
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """The paths of all heads of several sets with equal gains."""
+        fields = {name: np.concatenate([getattr(p, name) for p in parts]) for name in PER_HEAD}
+        return dataclasses.replace(parts[0], **fields)
 
     def _place(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """s - s_c and its derivative at x [H, ...]."""
@@ -153,10 +159,10 @@ class EscapePath:
         return half * (self._rate(x) @ WEIGHTS)
 
     def at(
-        self, times: Float[np.ndarray, " T"]
+        self, times: Float[np.ndarray, "#H T"]
     ) -> tuple[Float[np.ndarray, "H T"], Float[np.ndarray, "H T"]]:
-        """Value weight and phase s of the heads that escape, at times before any of them does."""
-        if np.any(times.max(initial=0.0) >= self.blow_up):
+        """Value weight and phase s of the heads that escape, at times before they do."""
+        if np.any(times.max(axis=1, initial=0.0) >= self.blow_up):
             raise ValueError("a head escapes before that time; propagate to an earlier one")
         wanted = (self.speed * self.top)[:, None] * times
         panel = np.sum(self.sums[:, None] <= wanted[..., None], axis=-1) - 1
@@ -181,6 +187,9 @@ class EscapePath:
         root = np.sqrt(np.maximum(square, 0)) * np.where(self.turns[:, None] & (x < 0), -1, 1)
         sign = self.sign[:, None]
         return sign * root * self.speed[:, None], sign * (self.centre[:, None] + s) / self.top
+
+
+PER_HEAD = [f.name for f in dataclasses.fields(EscapePath) if f.name not in ("gains", "top")]
 
 
 def _minimum(up: HeadMode, down: HeadMode, gains: np.ndarray) -> Head:

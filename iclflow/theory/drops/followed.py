@@ -60,7 +60,7 @@ class Plateau(AbstractLeg):
         portion = max(1, 2000 // max(self.dormant.sums.size, 1))
         for i in range(0, len(times), portion):
             rows = slice(i, i + portion)
-            v[rows, self.asleep], p, n = self.dormant.along(times[rows] - self.start)
+            v[rows, self.asleep], p, n = self.dormant.along(times[None, rows] - self.start)
             k[rows, self.asleep] = (p + n) / 2 @ self.left.T
             q[rows, self.asleep] = (p - n) / 2 @ self.right.T
         return result

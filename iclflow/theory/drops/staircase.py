@@ -6,7 +6,7 @@ paper's estimate of the durations, (68)(73), is listed beside it.
 
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -15,9 +15,9 @@ from scipy.special import ndtri
 from iclflow.losses import Population
 from iclflow.models import AbstractModel
 from iclflow.tasks.task import Task
-from iclflow.theory.drops.aligned import aligned_drops
 from iclflow.theory.drops.base import AbstractRun, Curve, Times
-from iclflow.theory.drops.followed import flow_drops
+from iclflow.theory.drops.events import aligned_drops
+from iclflow.theory.drops.followed import FlowDrops, flow_drops
 from iclflow.theory.drops.frame import Frame, Weights, separate_weights
 from iclflow.theory.fixed_points.modes import Modes
 
@@ -115,9 +115,15 @@ def staircase(
             f"draw it with Separate.initialiser(task, ...)"
         )
     by = _choose(modes, weights, drops_by)
-    run = _follow(by)(modes, weights)
+    probed = [_perturbed(weights, number) for number in range(probes)]
+    if by is DropsBy.COURSE:
+        run, *others = aligned_drops(modes, [weights, *probed])
+        base: AbstractRun = run
+    else:
+        run = flow_drops(modes, weights)
+        base, others = _followed(modes, weights, run, probed)
     times = run.drop_times
-    condition = _condition(modes, weights, by, run, probes)
+    condition = _condition(times, base, others)
     ends = np.append(times[1:], 10 * times[-1:]) if len(times) else times
     drops = run.drops
     # On the plateau that follows: late, but before the next drop of the same head.
@@ -139,30 +145,30 @@ def staircase(
     )
 
 
-def _follow(by: DropsBy) -> Callable[[Modes, Weights], AbstractRun]:
-    return flow_drops if by is DropsBy.FLOW else aligned_drops
+def _followed(
+    modes: Modes, weights: Weights, run: FlowDrops, probed: Sequence[Weights]
+) -> tuple[AbstractRun, Sequence[AbstractRun]]:
+    """A run to compare perturbed ones with, and those.
+
+    By scalar courses where they name the same heads at nearly the same times: a derivative does not
+    need more. Else, for nearly equal modes for one, by the flow.
+    """
+    if probed and has_courses(modes):
+        base, *others = aligned_drops(modes, [weights, *probed])
+        same = [d.head for d in base.drops] == [d.head for d in run.drops]
+        if same and np.all(np.abs(_switches(base) / run.drop_times - 1) < NEAR):
+            return base, others
+    return run, [flow_drops(modes, start) for start in probed]
 
 
 def _condition(
-    modes: Modes, weights: Weights, by: DropsBy, run: AbstractRun, probes: int
+    times: Float[np.ndarray, " n"], base: AbstractRun, others: Sequence[AbstractRun]
 ) -> Float[np.ndarray, " n"]:
-    """√E(δt/t)² over relative changes of the weights, in units of those; NaN without probes.
-
-    A derivative, so the scalar courses serve for the flow where they name the same heads at
-    nearly the same times.
-    """
-    times = run.drop_times
-    if probes == 0:
+    """√E(δt/t)² over relative changes of the weights, in units of those; NaN without any."""
+    if not others:
         return np.full(len(times), np.nan)
-    if by is DropsBy.FLOW and modes.commuting and Frame.of(modes).ordered():
-        course = aligned_drops(modes, weights)
-        if [d.head for d in course.drops] == [d.head for d in run.drops] and np.all(
-            np.abs(_switches(course) / times - 1) < NEAR
-        ):
-            by, run = DropsBy.COURSE, course
-    switches, moved = _switches(run), np.full((probes, len(times)), np.inf)
-    for number, row in enumerate(moved):
-        other = _switches(_follow(by)(modes, _perturbed(weights, number)))
+    switches, moved = _switches(base), np.full((len(others), len(times)), np.inf)
+    for other, row in zip(map(_switches, others), moved, strict=True):
         count = min(len(times), len(other))  # others come and go with the perturbation
         row[:count] = (other[:count] - switches[:count]) / times[:count] / PERTURBATION
     return np.sqrt(np.mean(moved**2, axis=0))
@@ -172,14 +178,19 @@ def _switches(run: AbstractRun) -> Float[np.ndarray, " n"]:
     return np.asarray([drop.switch for drop in run.drops], float)
 
 
+def has_courses(modes: Modes) -> bool:
+    """Whether each mode can be learned alone (E1)."""
+    return modes.commuting and Frame.of(modes).ordered()
+
+
 def _choose(modes: Modes, weights: Weights, wanted: DropsBy | None) -> DropsBy:
-    """The flow, unless it costs too much and each mode can be learned alone (E1)."""
+    """The flow, unless it costs too much and the modes have scalar courses."""
     if wanted is DropsBy.FLOW:
         return wanted
     large = sum(a.size for a in weights) > LARGE
     if wanted is None and not large:
         return DropsBy.FLOW
-    scalar = modes.commuting and Frame.of(modes).ordered()
+    scalar = has_courses(modes)
     if wanted is DropsBy.COURSE and not scalar:
         raise ValueError(
             "the modes of this task have no scalar courses: its moments do not commute, or its "
