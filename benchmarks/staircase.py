@@ -32,8 +32,8 @@ def random_task(seed: int) -> Task:
     """Two to five dimensions, eigenvalues from 0.1 to 1, contexts of 5 to 60, task variances."""
     rng = np.random.default_rng(seed)
     size = int(rng.integers(2, 6))
-    variances = rng.uniform(0.5, 2.0, size) if seed % 2 else np.ones(size)
-    tasks = Normal(covariance=variances)
+    variances = rng.uniform(0.5, 2.0, size)
+    tasks = Normal(covariance=variances if seed % 2 else np.ones(size))
     return Task(rng.uniform(0.1, 1.0, size), int(rng.integers(5, 61)), tasks=tasks)
 
 
@@ -119,7 +119,7 @@ def starts_of_the_paper() -> None:
     cases = [(Modes.of(PAPER), start(PAPER, key, 0.07)) for key in range(40)]
     errors, wrong, _, _ = compare(cases, None, [truth(*case) for case in cases])
     found = staircase(*cases[0], probes=0)
-    print(f"\nλ = .4 .3 .2 .1, N = 31, H = 5, w = 0.07: key 0 drops by heads {found.heads}; 40 keys:"
+    print(f"\nλ = .4 .3 .2 .1, N = 31, H = 5, w = 0.07: key 0 by heads {found.heads}; 40 keys:"
           f" heads wrong {wrong} of {errors.size}, median {np.median(errors):.1e},"
           f" worst {errors.max():.1e}")  # fmt: skip
 
