@@ -48,8 +48,8 @@ class AlignedDrops(AbstractRun):
         middle = ((levels[:-1] + levels[1:]) / 2)[:count]
         alone, unit = self.lone_times, self._units
         low, high = np.maximum(alone - unit, 0.0), alone + unit
+        over, under = self.loss(low) - middle, self.loss(high) - middle
         for _ in range(200):  # heads that fall together are farther from their times alone
-            over, under = self.loss(low) - middle, self.loss(high) - middle
             early, late = (over <= 0) & (low > 0), under > 0
             if not (early | late).any():
                 break
@@ -58,6 +58,7 @@ class AlignedDrops(AbstractRun):
                 np.where(early, np.maximum(low - span, 0.0), np.where(late, high, low)),
                 np.where(late, high + span, np.where(early, low, high)),
             )
+            over, under = self.loss(low) - middle, self.loss(high) - middle
         side = np.zeros(count)
         for _ in range(60):
             share = np.clip(over / np.where(over > under, over - under, 1.0), 1e-9, 1 - 1e-9)
