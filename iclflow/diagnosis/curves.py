@@ -12,7 +12,7 @@ from jaxtyping import Float
 from iclflow.diagnostics import Clock, find_stages
 from iclflow.models import AbstractModel
 from iclflow.tasks.task import Task
-from iclflow.theory import drop_times, plateau_losses, visited_levels
+from iclflow.theory import Modes, plateau_losses, predict, visited_levels
 
 LARGEST = 2**30  # bytes of a loss curve
 QUANTILES = (0.1, 0.5, 0.9)
@@ -58,7 +58,7 @@ def diagnose_curve(
     """Stages of a curve, the plateau levels L(M_m), and the next drop.
 
     `starts` are initial weights drawn as the run drew its own; each has a drop time by theory
-    (`theory.drop_times`), on the clock t/τ = 2 `rate` · step. The
+    (`theory.predict`), on the clock t/τ = 2 `rate` · step. The
     next drop is predicted from the starts whose plateau lasts at least as long as this one has.
 
     Over `time` (steps): `loss`. Over `stage`: `start`, `end`, `level`, `confidence`, and with a
@@ -93,9 +93,7 @@ def diagnose_curve(
         if matches[-1]:
             attrs["now"] = int(nearest[-1]) + falling
     if task is not None and starts and rate is not None:
-        times = np.full((len(starts), len(levels) - 1), np.inf)
-        found_times = drop_times(task, starts) / (2 * rate)
-        times[:, : found_times.shape[1]] = found_times
+        times = _drop_steps(task, starts, rate, len(levels) - 1)
         found["drop_steps"] = (
             ("number", "quantile"),
             np.quantile(times, QUANTILES, axis=0, method="inverted_cdf").T,
@@ -115,6 +113,17 @@ def _spacing(levels: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     """The distance of each level to the nearest other one."""
     apart = np.abs(np.diff(levels))
     return np.minimum(np.append(apart, np.inf), np.append(np.inf, apart))
+
+
+def _drop_steps(
+    task: Task, starts: Sequence[AbstractModel], rate: float, count: int
+) -> Float[np.ndarray, "S n"]:
+    """The steps of the drops of every start; infinite where a drop never comes."""
+    modes, steps = Modes.of(task), np.full((len(starts), count), np.inf)
+    for row, model in zip(steps, starts, strict=True):
+        times = predict(modes, model, probes=0).times
+        row[: len(times)] = times
+    return steps / (2 * rate)
 
 
 def _next_drop(
