@@ -64,11 +64,16 @@ def compare(
 
 def crossings(times: np.ndarray, loss: np.ndarray, levels: np.ndarray) -> np.ndarray:
     """When a loss first falls below the middle between consecutive levels; NaN if it does not."""
-    found = np.full(len(levels) - 1, np.nan)
-    for m, middle in enumerate((levels[:-1] + levels[1:]) / 2):
-        below = np.flatnonzero(loss < middle)
-        if below.size and below[0] > 0:
-            j = below[0]
-            share = (loss[j - 1] - middle) / (loss[j - 1] - loss[j])
-            found[m] = times[j - 1] + share * (times[j] - times[j - 1])
-    return found
+    return first_below(times, loss, (levels[:-1] + levels[1:]) / 2)
+
+
+def first_below(times: np.ndarray, loss: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+    """When each curve [..., T] first falls below each threshold [..., m]; NaN if it does not."""
+    times, loss = np.broadcast_arrays(times, loss)
+    below = loss[..., None, :] < thresholds[..., :, None]
+    after = np.argmax(below, axis=-1)  # 0 where there is none, or where the start is below
+    before = np.maximum(after - 1, 0)
+    high, low = (np.take_along_axis(loss, i, axis=-1) for i in (before, after))
+    begin, end = (np.take_along_axis(times, i, axis=-1) for i in (before, after))
+    share = (high - thresholds) / np.where(after > 0, high - low, 1.0)
+    return np.where(after > 0, begin + share * (end - begin), np.nan)

@@ -1,0 +1,68 @@
+"""A sweep: one variable against another, with the spread over seeds."""
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from iclflow.plots.style import COLOURS, COLUMN, style
+
+WIDE = 20  # times: from here on an axis is logarithmic
+STROKES = ("-", "--", "-.", ":")
+
+
+def sweep_figure(data: xr.Dataset) -> Figure:
+    """What `sweeps.look` found, as lines with bands or as points."""
+    with style():
+        figure = Figure(figsize=(COLUMN * 1.35, COLUMN * 0.85))
+        plot_sweep(figure.subplots(), data)
+    return figure
+
+
+def plot_sweep(axes: Axes, data: xr.Dataset) -> Axes:
+    """Median and 10-90% of a variable along an axis, or one point a run."""
+    about = data.attrs
+    single = data.sizes["colour"] == 1
+    text = data["x"].dtype.kind in "OUT"
+    x = np.arange(data.sizes["x"]) if text else data["x"].values
+    for c in range(data.sizes["colour"]):
+        for k in range(data.sizes["kind"]):
+            colour = COLOURS[(k if single else c) % len(COLOURS)]
+            name = _name(data, c, k, single)
+            if "middle" not in data:
+                points = x[c, k], data["y"].values[c, k]
+                axes.plot(*points, ".", markersize=2, alpha=0.6, color=colour, label=name)
+                continue
+            order = np.argsort(x)
+            low, middle, high = (data[n].values[c, k][order] for n in ("low", "middle", "high"))
+            stroke = "-" if single else STROKES[k % len(STROKES)]
+            axes.fill_between(x[order], low, high, color=colour, alpha=0.18, linewidth=0)
+            mark = {"marker": "o", "markersize": 2.5}
+            axes.plot(x[order], middle, stroke, color=colour, label=name, **mark)
+    axes.set_xlabel(about["x_label"])
+    axes.set_ylabel(about["y_label"])
+    if text:
+        axes.set_xticks(x, [str(value) for value in data["x"].values], rotation=30, ha="right")
+    elif _wide(x):
+        axes.set_xscale("log")
+    if _wide(data["middle" if "middle" in data else "y"].values):
+        axes.set_yscale("log")
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(title=about["colour"] or None, fontsize=6)
+    return axes
+
+
+def _name(data: xr.Dataset, colour: int, kind: int, single: bool) -> str | None:
+    what = data.attrs["kind"]
+    own = f"{what} {kind + 1}" if what and data.sizes["kind"] > 1 else ""
+    name = own if single else str(data["colour"].values[colour])
+    if not single and own:
+        name = f"{name}, {own}"
+    return name or None
+
+
+def _wide(values: Any) -> bool:
+    finite = np.asarray(values)[np.isfinite(values)]
+    return finite.size > 0 and finite.min() > 0 and finite.max() > WIDE * finite.min()
