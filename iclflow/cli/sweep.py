@@ -46,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="FILE.zarr", help="the store")
     parser.add_argument("--dry-run", action="store_true", help="only say what it would take")
+    parser.add_argument(
+        "--block", type=positive, metavar="CELLS", help="trained together (what fits)"
+    )
     parser.add_argument("--workers", type=positive, metavar="N", help="processes here (Dask)")
     parser.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask cluster that runs")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -92,7 +95,7 @@ def carry_out(args: argparse.Namespace, design: Any, began: float) -> int:
     from iclflow.sweeps.estimate import estimate
     from iclflow.sweeps.execute import run as run_design
 
-    expected = estimate(design, args.workers or 1)
+    expected = estimate(design, args.workers or 1, args.block)
     if args.dry_run:
         report(args, takes(expected), sentences(expected))
         return 0
@@ -100,7 +103,7 @@ def carry_out(args: argparse.Namespace, design: Any, began: float) -> int:
         print("\n".join(sentences(expected)))
     try:
         with cluster(args) as client, standing(quiet=args.json) as progress:
-            store = run_design(design, args.out, client=client, progress=progress)
+            store = run_design(design, args.out, block=args.block, client=client, progress=progress)
     except KeyboardInterrupt:
         again = shlex.join(["iclflow", *sys.argv[1:]])
         print(f"iclflow: interrupted; what was computed is kept. Go on: {again}", file=sys.stderr)

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from iclflow.plots.style import COLOURS, COLUMN, style
 
 WIDE = 20  # times: from here on an axis is logarithmic
+MARKS = "o^sDv"
 STROKES = ("-", "--", "-.", ":")
 
 
@@ -33,14 +34,16 @@ def plot_sweep(axes: Axes, data: xr.Dataset) -> Axes:
             name = _name(data, c, k, single)
             if "middle" not in data:
                 points = x[c, k], data["y"].values[c, k]
-                axes.plot(*points, ".", markersize=2, alpha=0.6, color=colour, label=name)
+                mark = {"marker": MARKS[k % len(MARKS)], "markersize": 2.5, "linestyle": "none"}
+                axes.plot(*points, alpha=0.6, color=colour, label=name, **mark)
                 continue
             order = np.argsort(x)
             low, middle, high = (data[n].values[c, k][order] for n in ("low", "middle", "high"))
             stroke = "-" if single else STROKES[k % len(STROKES)]
             axes.fill_between(x[order], low, high, color=colour, alpha=0.18, linewidth=0)
-            mark = {"marker": "o", "markersize": 2.5}
-            axes.plot(x[order], middle, stroke, color=colour, label=name, **mark)
+            if np.isfinite(middle).any():  # else no run had this drop
+                mark = {"marker": "o", "markersize": 2.5}
+                axes.plot(x[order], middle, stroke, color=colour, label=name, **mark)
     axes.set_xlabel(about["x_label"])
     axes.set_ylabel(about["y_label"])
     if text:
@@ -50,7 +53,8 @@ def plot_sweep(axes: Axes, data: xr.Dataset) -> Axes:
     if _wide(data["middle" if "middle" in data else "y"].values):
         axes.set_yscale("log")
     if axes.get_legend_handles_labels()[1]:
-        axes.legend(title=about["colour"] or None, fontsize=6)
+        beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+        axes.legend(title=about["colour"] or None, fontsize=6, **beside)
     return axes
 
 
@@ -65,4 +69,4 @@ def _name(data: xr.Dataset, colour: int, kind: int, single: bool) -> str | None:
 
 def _wide(values: Any) -> bool:
     finite = np.asarray(values)[np.isfinite(values)]
-    return finite.size > 0 and finite.min() > 0 and finite.max() > WIDE * finite.min()
+    return bool(finite.size and finite.min() > 0 and finite.max() > WIDE * finite.min())

@@ -39,8 +39,8 @@ class Estimate:
         return math.ceil(self.cells / max(1, math.prod(self.block)))
 
 
-def estimate(design: Design, workers: int = 1) -> Estimate:
-    """What a design takes; `workers` processes each want some blocks."""
+def estimate(design: Design, workers: int = 1, cells: int | None = None) -> Estimate:
+    """What a design takes; `workers` processes each want some blocks, of `cells` if given."""
     first = design.settings((0,) * len(design.axes))
     speed = SPEED.get(jax.default_backend(), SPEED["gpu"])
     each = cell_seconds(first, speed)
@@ -49,7 +49,7 @@ def estimate(design: Design, workers: int = 1) -> Estimate:
     size = max(min(LEAST, size), min(size, math.ceil(design.cells / (PER_WORKER * workers))))
     if workers == 1 and design.cells <= MOST["cpu"] and each * design.cells < LONG:
         size = design.cells
-    block = block_shape(design, size)
+    block = block_shape(design, size if cells is None else cells)
     seconds, programs = 0.0, set()
     for place in design.places():
         settings = design.settings(place)

@@ -39,6 +39,7 @@ def run(
     design: Design,
     out: Path | str,
     *,
+    block: int | None = None,
     client: Any = None,
     progress: Callable[[Standing], None] | None = None,
 ) -> xr.Dataset:
@@ -47,6 +48,8 @@ def run(
     - `design`: what to run (`Design.of`, `Design.read`).
     - `out`: a folder, FILE.zarr. The same call goes on where the last one ended, however it ended;
       values of an axis, or seeds, that were added are computed alone.
+    - `block`: how many cells are trained together and written at once, for a new store; if omitted,
+      what memory and a few seconds allow.
     - `client`: a `distributed.Client`; the cluster it is of computes, this process writes.
     - `progress` is called after every block.
 
@@ -54,7 +57,7 @@ def run(
     the block that is being written, then the sweep.
     """
     workers = 1 if client is None else max(1, len(client.nthreads()))
-    store = SweepStore(out, design, estimate(design, workers).block)
+    store = SweepStore(out, design, estimate(design, workers, block).block)
     try:
         lost = 0 if store.new else store.repair()
         wanted = store.wanted()
@@ -133,7 +136,7 @@ def _here(blocks: Iterator[tuple[Region, Block]]) -> Iterator[tuple[Region, Answ
 def _there(client: Any, blocks: Iterator[tuple[Region, Block]]) -> Iterator[tuple[Region, Answer]]:
     """On a cluster, as they come; a few blocks a thread are under way, so memory is bounded."""
     distributed = require("distributed")
-    running = distributed.as_completed()
+    running = distributed.as_completed(loop=client.loop)
     work: dict[Any, tuple[Region, Block, int]] = {}
 
     def send(region: Region, block: Block, attempt: int) -> None:

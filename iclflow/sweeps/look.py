@@ -35,12 +35,15 @@ def look(store: xr.Dataset, x: str, y: str, colour: str | None, path: Path | str
     lead = {*store["content"].dims}
     kinds = [str(d) for d in whole[y].dims if d not in lead]
     on = whole[x].dims[0] if x in store.coords else None
-    whole = whole.rename({kinds[0]: "_kind"}) if kinds else whole
-    found = whole[y] if kinds else whole[y].astype(float).expand_dims(_kind=[0])
-    found = found.expand_dims(_colour=[0]) if colour is None else _along(found, whole, colour)
+    whole = (
+        whole.rename({kinds[0]: "_kind"}) if kinds else whole.assign({y: _alone(whole[y], "_kind")})
+    )
+    names = [""] if colour is None else _names(whole[colour])
+    if colour is not None:
+        whole = whole.swap_dims({whole[colour].dims[0]: "_colour"})
+    found = whole[y] if colour is not None else _alone(whole[y], "_colour")
     label = {"x": x, "y": y, "colour": colour or "", "kind": kinds[0] if kinds else ""}
     label |= {f"{n}_label": _label(whole[v]) for n, v in (("x", x), ("y", y))}
-    names = _names(whole, colour, found)
     if on is not None and on != DRAW:
         others = [d for d in found.dims if d not in ("_colour", "_kind", on)]
         with warnings.catch_warnings():
@@ -66,22 +69,20 @@ def look(store: xr.Dataset, x: str, y: str, colour: str | None, path: Path | str
     return xr.Dataset({"x": (dims, flat[0]), "y": (dims, flat[1])}, {"colour": names}, label)
 
 
-def _along(found: xr.DataArray, whole: xr.Dataset, colour: str) -> xr.DataArray:
-    (dim,) = whole[colour].dims
-    if whole.sizes[dim] > LINES:
+def _alone(found: xr.DataArray, dim: str) -> xr.DataArray:
+    return found.astype(float).expand_dims({dim: [0]})
+
+
+def _names(colour: xr.DataArray) -> list[str]:
+    if colour.size > LINES:
         raise ValueError(
-            f"--color {colour} has {whole.sizes[dim]} values; {LINES} can be told apart"
+            f"--color {colour.name} has {colour.size} values; {LINES} can be told apart"
         )
-    return found.rename({dim: "_colour"})
-
-
-def _names(whole: xr.Dataset, colour: str | None, found: xr.DataArray) -> list[str]:
-    if colour is None:
-        return [""] * found.sizes["_colour"]
-    return [f"{value:g}" if isinstance(value, float) else str(value)
-            for value in whole[colour].values.tolist()]  # fmt: skip
+    values = colour.values.tolist()
+    return [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
 
 
 def _label(variable: xr.DataArray) -> str:
     name = str(variable.attrs.get("long_name", variable.name))
-    return name if len(name) < 60 else str(variable.name)
+    name = name if len(name) < 60 else str(variable.name)
+    return rf"{name}, $t/\tau$" if str(variable.attrs.get("units", "")).startswith("t/") else name
