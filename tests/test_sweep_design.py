@@ -62,6 +62,19 @@ def test_lists_that_are_one_value_and_fields_that_vary_together():
     assert zipped.settings((1, 0)).rate == 2.0
 
 
+def test_cases_are_points_stated_one_by_one():
+    design = Design.of(
+        steps=5, rate=0.1, cases=[{"label": "base"}, {"heads": 2, "label": "few"}, {"rate": 0.3}]
+    )
+    assert (design.dims, design.shape) == (("case", "seed"), (3, 1))
+    found = [design.settings((i,)) for i in range(3)]
+    assert [(s.heads, s.rate) for s in found] == [(5, 0.1), (2, 0.1), (5, 0.3)]
+    for wrong, message in (([], "list of tables"), ([{"rate": 1}, {"rate": 1.0}], "same settings"),
+                           ([{"rat": 1}], "did you mean 'rate'")):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            Design.of(steps=5, cases=wrong)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

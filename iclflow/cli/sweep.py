@@ -14,8 +14,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import iclflow
 from iclflow.cli.console import print_json
 from iclflow.cli.options import positive
+from iclflow.cli.outputs import add_force, check_outputs
 
 EXAMPLES = """examples:
   # design.toml is one table:
@@ -28,6 +30,7 @@ EXAMPLES = """examples:
   iclflow sweep design.toml --set seeds=16 --out s.zarr
   iclflow sweep design.toml --out s.zarr --scheduler tcp://10.0.0.1:8786
   iclflow plot s.zarr --x scale --y drop_times
+  iclflow sweep --example rich-to-lazy --plot lazy.png
 
 Values of a setting: a list, {log = [1e-3, 1], count = 7} (linear, range), or a law,
 {loguniform = [0.01, 0.1]} (uniform, normal, choice) with draws = 100. zip = [["scale", "rate"]]
@@ -44,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="NAME=VALUE", dest="changed",
         help="change a word of the design; the value as in TOML, or plain text",
     )  # fmt: skip
+    parser.add_argument(
+        "--example", metavar="NAME", help="a design that ships: " + ", ".join(shipped())
+    )
     parser.add_argument("--out", type=Path, metavar="FILE.zarr", help="the store")
     parser.add_argument("--dry-run", action="store_true", help="only say what it would take")
     parser.add_argument(
@@ -51,6 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--workers", type=positive, metavar="N", help="processes here (Dask)")
     parser.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask cluster that runs")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="the picture of an example")
+    add_force(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -60,14 +68,32 @@ def run(args: argparse.Namespace) -> int:
 
     began = time.perf_counter()
     check(args)
-    design = Design.read(args.design, changed(args.changed))
-    return carry_out(args, design, began)
+    if args.example is None:
+        design, example = Design.read(args.design, changed(args.changed)), None
+    else:
+        from iclflow.sweeps.examples.base import Example
+
+        example = Example.read(args.example)
+        design = example.design(changed(args.changed))
+    return carry_out(args, design, example, began)
+
+
+def shipped() -> list[str]:
+    """The names of the examples, without importing anything."""
+    folder = Path(iclflow.__file__).parent / "sweeps" / "examples"
+    return sorted(file.stem for file in folder.glob("*.toml"))
 
 
 def check(args: argparse.Namespace) -> None:
     """Refuse options that do not go together."""
-    if args.design is None:
-        raise ValueError("give a design, for example design.toml (see iclflow sweep --help)")
+    if (args.design is None) == (args.example is None):
+        raise ValueError("give a design, for example design.toml, or --example NAME")
+    if args.example is not None:
+        args.out = args.out or Path(f"{args.example}.zarr")
+        args.plot = args.plot or args.out.with_suffix(".png")
+    elif args.plot is not None:
+        raise ValueError("--plot draws an example; draw a store with iclflow plot")
+    check_outputs(argparse.Namespace(plot=args.plot, force=args.force), ())
     if args.out is None and not args.dry_run:
         raise ValueError("give --out FILE.zarr, the store, or --dry-run")
     if args.out is not None and args.out.suffix != ".zarr":
@@ -90,7 +116,7 @@ def changed(said: list[str]) -> dict[str, Any]:
     return found
 
 
-def carry_out(args: argparse.Namespace, design: Any, began: float) -> int:
+def carry_out(args: argparse.Namespace, design: Any, example: Any, began: float) -> int:
     """Run a design into --out, or say what it would take."""
     from iclflow.sweeps.estimate import estimate
     from iclflow.sweeps.execute import run as run_design
@@ -108,8 +134,16 @@ def carry_out(args: argparse.Namespace, design: Any, began: float) -> int:
         again = shlex.join(["iclflow", *sys.argv[1:]])
         print(f"iclflow: interrupted; what was computed is kept. Go on: {again}", file=sys.stderr)
         return 130
-    found = outcome(store) | {"out": str(args.out), "seconds": time.perf_counter() - began}
-    report(args, found, lines(found))
+    found, more = outcome(store) | {"out": str(args.out)}, []
+    if example is not None:
+        from iclflow.results.pictures import save_figure
+
+        answer = example.answer(store, design)
+        save_figure(example.figure(answer), args.plot)
+        found |= {"plot": str(args.plot), "found": answer.numbers}
+        more = [example.question, *answer.lines, f"wrote {args.plot}"]
+    found["seconds"] = time.perf_counter() - began
+    report(args, found, [*lines(found), *more])
     return 0
 
 
@@ -197,7 +231,7 @@ def outcome(store: Any) -> dict[str, Any]:
 
 def lines(found: dict[str, Any]) -> list[str]:
     """The outcome in words."""
-    said = ("cells", "failed", "reasons", "out", "seconds")
+    said = ("cells", "failed", "reasons", "out", "plot", "found", "seconds")
     ended = [f"{count:,} {name.replace('_', ' ')}" for name, count in found.items()
              if name not in said]  # fmt: skip
     failed = (

@@ -24,6 +24,7 @@ LAWS = {
     "choice": "a list",
 }
 DRAW = "draw"  # the dimension of a random design
+CASE, LABEL = "case", "label"  # that of cases stated one by one, and what they may be called
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Axis:
     """One dimension of a sweep and the values that fields have along it."""
 
     name: str
-    fields: Mapping[str, tuple[Any, ...]]  # all of one length
+    fields: Mapping[str, tuple[Any, ...]]  # all of one length; None leaves a field out there
+    labels: tuple[str, ...] = ()  # of the places, where they have names
 
     def __len__(self) -> int:
         return len(next(iter(self.fields.values())))
@@ -42,12 +44,13 @@ class Axis:
 
     def at(self, place: int) -> dict[str, Any]:
         """Field -> value at one place."""
-        return {name: values[place] for name, values in self.fields.items()}
+        here = {name: values[place] for name, values in self.fields.items()}
+        return {name: value for name, value in here.items() if value is not None}
 
     def take(self, places: Sequence[int]) -> "Axis":
         """The values at some places, in that order."""
         fields = {n: tuple(v[i] for i in places) for n, v in self.fields.items()}
-        return Axis(self.name, fields)
+        return Axis(self.name, fields, tuple(self.labels[i] for i in places if self.labels))
 
 
 def varies(name: str, value: Any) -> bool:
@@ -100,6 +103,23 @@ def drawn(name: str, law: Mapping[str, Any], draws: int, seed: int) -> tuple[Any
     found = law_of[word]()
     whole = int in _kinds(name) and float not in _kinds(name)
     return tuple(_check(name, round(float(x)) if whole else float(x)) for x in found)
+
+
+def cases_of(tables: Any) -> Axis:
+    """The dimension of cases that are stated one by one, each with fields of its own."""
+    ok = isinstance(tables, list) and tables and all(isinstance(t, Mapping) for t in tables)
+    if not ok or len(tables) > MANY:
+        raise ValueError(f"cases needs a list of tables, [{{scale = 0.1}}], got {short(tables)}")
+    names = dict.fromkeys(name for table in tables for name in table if name != LABEL)
+    for name in names:
+        require_choice("setting in cases", name, list(described()))
+    fields = {
+        name: tuple(_check(name, t[name]) if name in t else None for t in tables) for name in names
+    }
+    labels = tuple(str(table.get(LABEL, "")) for table in tables)
+    if not names or len(set(zip(*fields.values(), strict=True))) < len(tables):
+        raise ValueError("cases: two of them have the same settings; leave one out")
+    return Axis(CASE, fields, labels)
 
 
 def _range(name: str, table: Mapping[str, Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from iclflow.runs.record import Record, resolve
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
 from iclflow.sweeps.cells import Workshop, marks_of
-from iclflow.sweeps.summaries import KINDS, Finished, summarise
+from iclflow.sweeps.summaries import KINDS, OF_WEIGHTS, Finished, summarise
 
 REASON = 300  # characters
 
@@ -131,7 +131,7 @@ def _trained(group: _Group, block: Block) -> Iterator[_Trained]:
         loss, _, dynamics = batch.one
         common = loss if batch.axes[0] is None else None
         during: Record = {name: name for name in ("loss", *block.record)} | study.tests
-        ending: Record = ["weights"] if "algorithm" in block.summaries else []
+        ending: Record = ["weights"] if OF_WEIGHTS & {*block.summaries} else []
         recording = resolve(during, loss=common, dynamics=dynamics)
         final = resolve(ending, loss=common, dynamics=dynamics)
         result = run_batch(batch, number, group.marks, recording, final, None, (), None)

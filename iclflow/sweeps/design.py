@@ -15,10 +15,17 @@ from iclflow.runs.record import QUANTITIES
 from iclflow.study.fields import SEEDS, described, from_names
 from iclflow.study.options import MANY, short
 from iclflow.study.settings import Settings, read_toml
-from iclflow.sweeps.axes import DRAW, Axis, drawn, is_law, values_of, varies
+from iclflow.sweeps.axes import DRAW, Axis, cases_of, drawn, is_law, values_of, varies
 
 SAVE = "mixed:200"  # save points, unless they are chosen: enough for drop times, none predicted
-OWN = ("zip", "draws", "draw_seed", "summaries", "record")  # words of a design that no run has
+OWN = (
+    "cases",
+    "zip",
+    "draws",
+    "draw_seed",
+    "summaries",
+    "record",
+)  # words of a design that no run has
 # Summaries of a run, and whether each is computed without being asked for.
 SUMMARIES = {
     "final_loss": True,
@@ -28,6 +35,8 @@ SUMMARIES = {
     "predicted_times": False,
     "prediction_error": False,
     "algorithm": False,
+    "lyapunov": False,
+    "regime": False,
 }
 TESTS = ("population_loss", "in_context_loss", "in_weight_loss")  # recorded by a study of its own
 MOST = 10**9  # cells
@@ -58,7 +67,8 @@ class Design:
         A word is a setting; for several values of it, a list, `{"log": [0.01, 1], "count": 5}`
         (also `linear`, `range`), or a law, `{"uniform": [0, 1]}` (also `loguniform`, `normal`,
         `choice`), of which `draws` are drawn with `draw_seed`. Fields are crossed;
-        `zip=[["scale", "rate"]]` varies some together.
+        `zip=[["scale", "rate"]]` varies some together, and `cases=[{"scale": 0.1}, {"heads": 2}]`
+        states points one by one.
         """
         return _design(words, "this design")
 
@@ -150,7 +160,9 @@ def _design(words: Mapping[str, Any], where: str) -> Design:
     found = _dimensions(plain, own.get("zip", []))
     if laws:
         found.insert(0, _draws(laws, own))
-    elif "draws" in own or "draw_seed" in own:
+    if "cases" in own:
+        found.insert(0, cases_of(own["cases"]))
+    if not laws and ("draws" in own or "draw_seed" in own):
         raise ValueError("draws needs a law: for example scale = {loguniform = [0.01, 0.1]}")
     design = Design(
         fixed={name: v for name, v in single.items() if name not in ("seeds", "seed")},

@@ -15,7 +15,7 @@ import numpy as np
 
 import iclflow
 from iclflow.results.provenance import code_key, describe, stamp
-from iclflow.sweeps.axes import Axis
+from iclflow.sweeps.axes import LABEL, Axis
 from iclflow.sweeps.design import Design
 
 FORMAT = 1
@@ -56,6 +56,8 @@ def labels(design: Design) -> dict[str, Labels]:
     for axis in design.axes:
         if axis.name not in axis.fields:
             found[axis.name] = ((axis.name,), np.arange(len(axis)), {})
+        if any(axis.labels):
+            found[LABEL] = ((axis.name,), np.asarray(axis.labels, object), {})
         for name, values in axis.fields.items():
             about = {"long_name": name.replace("_", " "), "units": "1"}
             found[name] = ((axis.name,), _array(values), about)
@@ -66,10 +68,11 @@ def labels(design: Design) -> dict[str, Labels]:
 def _array(values: Sequence[Any]) -> np.ndarray:
     if any(isinstance(value, tuple) for value in values):
         values = [
-            value if isinstance(value, str) else ",".join(f"{x:g}" for x in value)
+            ",".join(f"{x:g}" for x in value) if isinstance(value, tuple) else value
             for value in values
         ]
-    found = np.asarray(values)
+    empty = "" if any(isinstance(value, str) for value in values) else np.nan
+    found = np.asarray([empty if value is None else value for value in values])
     return found.astype(object) if found.dtype.kind == "U" else found
 
 

@@ -15,7 +15,9 @@ from iclflow.runs.sweep import Vary
 from iclflow.study.comparison import first_below
 from iclflow.study.study import Study, drop_times
 from iclflow.sweeps.cells import Workshop
+from iclflow.sweeps.regimes import REGIMES, orbit, regimes
 
+OF_WEIGHTS = {"algorithm", "lyapunov", "regime"}  # summaries that need the last weights
 EARLY, LATE = 0.1, 0.9  # of a drop: where the plateau before it ends, the one after it begins
 
 
@@ -97,12 +99,34 @@ def algorithm(runs: Finished) -> np.ndarray:
     if study.task.outputs != 1 or study.settings.vary == "all":
         return np.full(len(runs.seeds), "", object)
     like = draw_model(study.init, jax.random.key(0))
+    found = identify(_models(like, runs.weights), study.task)
+    return found["algorithm"].values.astype(object)
+
+
+def lyapunov(runs: Finished) -> np.ndarray:
+    """The largest Lyapunov exponent a step of descent, from the last weights on."""
+    return _orbit(runs)[1]
+
+
+def regime(runs: Finished) -> np.ndarray:
+    """How descent at this rate ends: one of `REGIMES`."""
+    losses, exponent = _orbit(runs)
+    return regimes(runs.loss, losses, exponent)
+
+
+def _orbit(runs: Finished) -> tuple[np.ndarray, np.ndarray]:
+    study = runs.study
+    like = draw_model(study.init, jax.random.key(0))
+    return orbit(study.loss, study.dynamics, _models(like, runs.weights))
+
+
+def _models(like: Any, weights: Any) -> Any:
+    """The last models, stacked."""
     arrays = {
-        name: jnp.asarray(runs.weights[name]).reshape(-1, *array.shape)
+        name: jnp.asarray(weights[name]).reshape(-1, *array.shape)
         for name, array in like.weights().items()
     }
-    found = identify(jax.vmap(like.with_weights)(arrays), study.task)
-    return found["algorithm"].values.astype(object)
+    return jax.vmap(like.with_weights)(arrays)
 
 
 def prediction_error(runs: Finished) -> np.ndarray:
@@ -121,6 +145,8 @@ KINDS: dict[str, Kind] = {
     "predicted_times": (predicted_times, ("drop",), "drop times by theory", CLOCK),
     "prediction_error": (prediction_error, ("drop",), "relative error of the theory", "1"),
     "algorithm": (algorithm, (), "in-context algorithm at the end", "1"),
+    "lyapunov": (lyapunov, (), "largest Lyapunov exponent a step, at the end", "1"),
+    "regime": (regime, (), "how descent ends: " + ", ".join(REGIMES), "1"),
 }
 
 
