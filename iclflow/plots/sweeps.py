@@ -68,8 +68,9 @@ def plot_sweep(axes: Axes, data: xr.Dataset) -> Axes:
                 axes.plot(x[order], middle, stroke, color=colour, label=name, **mark)
                 if "theory" in data:
                     said = data["theory"].values[c, k][order]
-                    label = "theory" if k == 0 else None
-                    axes.plot(x[order], said, label=label, **{**THEORY, "zorder": 5})
+                    axes.plot(x[order], said, **{**THEORY, "zorder": 5})
+    if "theory" in data:
+        axes.plot([], [], label="theory", **THEORY)
     if "formula" in data:
         axes.plot(x[order], data["formula"].values[order], label="fastest of $H$", **PAPER)
     axes.set_xlabel(about["x_label"])

@@ -1,7 +1,8 @@
 """An example: its question, its design, and how its answer is read off the store."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,4 @@ class Example:
 
 
 def _module(name: str) -> Any:
-    import importlib
-
     return importlib.import_module(f"iclflow.sweeps.examples.{name}")
-
-
-Answering = Callable[[Example, xr.Dataset, Design], Answer]
