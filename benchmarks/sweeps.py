@@ -1,8 +1,8 @@
 """Sweeps: cells a second, and what batches, workers and the store cost or gain.
 
-    python benchmarks/sweeps.py [--million]
+    python benchmarks/sweeps.py [batches growth workers bookkeeping million]
 
-Ratios are of runs in the same process, one after the other. The shell is timed on three cells.
+All but the last if none is named. Ratios are of runs in the same process, one after the other. The shell is timed on three cells.
 """
 
 import os
@@ -123,14 +123,13 @@ def million() -> None:
     print(f"1,000,000 cells of 200 steps: {seconds:.0f} s, peak memory {peak:.2f} GiB")
 
 
+PARTS = {f.__name__: f for f in (batches, growth, workers, bookkeeping, million)}
+
+
 def main() -> None:
-    print(f"{os.cpu_count()} cores, {jax.devices()[0].device_kind}")
-    batches()
-    growth()
-    workers()
-    bookkeeping()
-    if "--million" in sys.argv:
-        million()
+    print(f"{len(os.sched_getaffinity(0))} cores, {jax.devices()[0].device_kind}")
+    for name in sys.argv[1:] or list(PARTS)[:-1]:
+        PARTS[name]()
 
 
 if __name__ == "__main__":
