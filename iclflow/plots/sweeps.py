@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from iclflow.plots.style import COLOURS, COLUMN, PAPER, THEORY, TIME, mode_colour, style
 
@@ -79,6 +80,8 @@ def plot_sweep(axes: Axes, data: xr.Dataset) -> Axes:
         axes.set_xticks(x, [str(value) for value in data["x"].values], rotation=30, ha="right")
     elif _wide(x):
         axes.set_xscale("log")
+    elif x.dtype.kind in "iu":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if _wide(data["middle" if "middle" in data else "y"].values):
         axes.set_yscale("log")
     if axes.get_legend_handles_labels()[1]:
