@@ -12,6 +12,7 @@ import iclflow as icl
 from iclflow import cli
 from iclflow.dynamics import Descent
 from iclflow.models import draw_models
+from iclflow.runs.dataset import final_models
 from iclflow.study.settings import Settings
 from iclflow.sweeps.examples import atlas, heads, laws
 from iclflow.sweeps.examples.base import NAMES, Answer, Example
@@ -32,14 +33,11 @@ def test_every_example_is_a_design_that_can_run(name):
         assert {example.y, example.theory} <= {*design.summaries}
 
 
-def test_a_small_example_from_the_shell_finds_that_theory_and_runs_agree(
-    tmp_path, capsys, monkeypatch
-):
+def test_a_small_example_finds_that_theory_and_runs_agree(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     changes = ["scale=[0.1,0.2,0.3]", "seeds=2", "steps=3000", "spectrum=[1.0,0.5]", "heads=2"]
-    given = [
-        word for change in [*changes, "rate=0.05", "save=linear:600"] for word in ("--set", change)
-    ]
+    changes += ["rate=0.05", "save=linear:600"]
+    given = [word for change in changes for word in ("--set", change)]
     assert cli.main(["sweep", "--example", "rich-to-lazy", *given, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["found"]
     assert found["drops_compared"] >= 6
@@ -99,14 +97,12 @@ def test_the_exponent_at_a_minimum_is_that_of_its_curvature():
 
 
 def test_an_orbit_past_stability_is_periodic_then_chaotic_then_gone():
-    found = []
+    task, found = icl.Task(spectrum=[1.0], context=8), []
+    init = icl.Separate.initialiser(task, heads=1, scale=0.5)
     for rate in (0.5, 0.9, 3.0):
-        loss, dynamics, models = scalar(rate)
-        run = icl.sweep(loss, icl.Separate.initialiser(icl.Task(spectrum=[1.0], context=8), heads=1,
-                        scale=0.5), dynamics, until=2000, seeds=1, final=["weights"])  # fmt: skip
-        last = icl.runs.dataset.final_models(run, icl.Separate.initialiser(
-            icl.Task(spectrum=[1.0], context=8), heads=1, scale=0.5))  # fmt: skip
-        losses, exponent = orbit(loss, dynamics, last)
+        loss, dynamics, _ = scalar(rate)
+        run = icl.sweep(loss, init, dynamics, until=2000, seeds=1, final=["weights"])
+        losses, exponent = orbit(loss, dynamics, final_models(run, init))
         found.append((regimes(run["loss"].values, losses, exponent)[0], float(exponent[0])))
     kinds = [kind for kind, _ in found]
     assert kinds[-1] == "divergent"
@@ -117,8 +113,8 @@ def test_an_orbit_past_stability_is_periodic_then_chaotic_then_gone():
 
 def test_the_atlas_reads_errors_where_they_are():
     example = Example.read("atlas")
-    cases = [{"label": "none"}, {"label": "rate", "rate": 0.7},
-             {"label": "momentum", "optimiser": "momentum", "momentum": 0.5, "rate": 0.01}]  # fmt: skip
+    heavy = {"optimiser": "momentum", "momentum": 0.5, "rate": 0.01}
+    cases = [{"label": "none"}, {"label": "rate", "rate": 0.7}, {"label": "momentum", **heavy}]
     design = example.design({"cases": cases, "seeds": 2})
     said = np.array([[[10.0, 20.0]] * 2] * 3)
     measured = said * np.array([1.0, 1.5, 1.1])[:, None, None]
