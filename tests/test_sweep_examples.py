@@ -84,14 +84,14 @@ def scalar(rate):
 
 def test_the_exponent_at_a_minimum_is_that_of_its_curvature():
     loss, dynamics, models = scalar(0.1)
-    run = icl.simulate(loss, jax.tree.map(lambda a: a[0], models), dynamics, until=4000,
-                       record=["weights"])  # fmt: skip
+    first = jax.tree.map(lambda a: a[0], models)
+    run = icl.simulate(loss, first, dynamics, until=4000)
     model = run.state.model
     losses, exponent = orbit(loss, dynamics, jax.tree.map(lambda a: a[None], model))
     assert losses.shape == (1, STEPS)
     # The flow's conserved quantities leave directions that neither grow nor shrink.
     assert abs(exponent[0]) < 1e-3
-    assert regimes(run.record["loss"][None], losses, exponent).tolist() == ["monotone"]
+    assert regimes(np.asarray(run.loss)[None], losses, exponent).tolist() == ["monotone"]
     _, none = orbit(loss, icl.Descent(0.1, icl.Adam()), models)
     assert np.isnan(none).all()  # no map
 

@@ -180,7 +180,8 @@ def _laid_out(
         put("stopped", (), place, result.stopped)
         for name, (dims, array) in summaries.items():
             put(name, dims, place, array)
-        kept = {n: a for n, a in result.record.items() if n != "loss" or "loss" in block.record}
+        kept = result.record if block.record else {}
+        kept = {n: a for n, a in kept.items() if n != "loss" or n in block.record}
         for name, (dims, array) in variables(kept, 2, batch.like.axes()).items():
             put(name, ("time", *dims), place, array)
     return {n: (dims, _joined(rows, block.wanted.shape)) for n, (dims, rows) in parts.items()}

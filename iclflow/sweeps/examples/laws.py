@@ -22,7 +22,7 @@ def answer(example: Example, store: xr.Dataset, design: Design) -> Answer:
     """
     del example
     study = Workshop().study(design.settings(()))
-    seeds = store["seed"].values[:STARTS]
+    seeds = store["seed"].values[:STARTS].tolist()
     theory = many_escapes(study.task, draw_models(study.init, seeds))
     measured = store["drop_times"].values
     end = float(store["stopped"].values.max()) * 2 * float(study.dynamics.rate)  # pyright: ignore
@@ -67,4 +67,5 @@ def figure(example: Example, answer: Answer) -> Any:
     """Distribution functions: simulated, theory dashed, (73) dotted."""
     from iclflow.plots.sweeps import laws_figure
 
-    return laws_figure(answer.data, title=example.question)
+    title = f"{example.question} over {answer.numbers['starts']:,} starts"
+    return laws_figure(answer.data, title=title)
