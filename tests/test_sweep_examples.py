@@ -148,6 +148,7 @@ def test_a_plan_gives_the_probabilities_that_runs_have(capsys):
     assert "--scale" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_scale_that_a_plan_asks_for_makes_it():
     found = plan(PLANNED, 0.9)
     other = dataclasses.replace(PLANNED, scale=found["scale"])

@@ -13,7 +13,7 @@ from iclflow.study.settings import Settings
 from iclflow.study.study import Study, drop_times
 from iclflow.theory.drops.many import many_escapes
 
-STARTS, FEW = 2000, 64  # starts behind a law: where they are computed together, and one by one
+STARTS, FEW = 1000, 64  # starts behind a law: where they are computed together, and one by one
 ROUGH = 16  # of them, for what else would do
 CHECKED = 200  # runs that are simulated
 QUANTILES = (0.1, 0.5, 0.9)
