@@ -13,7 +13,7 @@ import xarray as xr
 
 import iclflow as icl
 from iclflow import cli
-from iclflow.study.comparison import crossings
+from iclflow.diagnostics import first_crossing, first_crossings
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
 from iclflow.sweeps import compute as computing
@@ -290,10 +290,16 @@ def test_crossings_of_many_curves_are_those_of_each():
     time = np.linspace(0, 1, 50)
     loss = np.sort(rng.uniform(0, 1, (4, 50)), axis=1)[:, ::-1]
     loss[0, 20:] = np.nan
-    levels = np.array([2.0, 1.2, 0.6, 0.2, -5.0])
-    many = crossings(time, loss, levels)
+    levels = np.array([1.6, 0.9, 0.4, -2.4])
+    many = first_crossings(time, loss, levels)
     for row, curve in zip(many, loss, strict=True):
-        np.testing.assert_array_equal(row, crossings(time, curve, levels))
+        alone = [first_crossing(time, curve, level) for level in levels]
+        np.testing.assert_array_equal(row, alone)
+        for level, found in zip(levels[1:3], row[1:3], strict=True):
+            kept = np.isfinite(curve)
+            if np.isfinite(found):
+                there = np.interp(found, time[kept], curve[kept])
+                assert there == pytest.approx(level, rel=1e-12)
     assert np.isnan(many[:, 0]).all()  # above the start
     assert np.isnan(many[:, -1]).all()  # below the end
 

@@ -1,4 +1,4 @@
-"""When a curve makes its move: one definition for measures of any shape and size."""
+"""When a curve makes its move, or crosses a level: one definition each."""
 
 from typing import Any
 
@@ -31,3 +31,23 @@ def change_time(time: Any, values: Any, *, since: float = 0.0, left: float = 0.5
     last = int(np.flatnonzero(away >= level)[-1])  # never the end, where `away` is 0
     share = (away[last] - level) / (away[last] - away[last + 1])
     return float(times[last] + share * (times[last + 1] - times[last]))
+
+
+def first_crossing(time: Any, curve: Any, level: float) -> float:
+    """When a falling curve first goes below a level, linear between saved times; NaN if never.
+
+    NaN too for a curve that begins below.
+    """
+    return float(first_crossings(time, curve, np.asarray([level]))[0])
+
+
+def first_crossings(time: Any, curves: Any, levels: np.ndarray) -> np.ndarray:
+    """`first_crossing` of many curves [..., T] and levels [..., m]."""
+    times, values = np.broadcast_arrays(np.asarray(time, float), np.asarray(curves, float))
+    below = values[..., None, :] < levels[..., :, None]
+    after = np.argmax(below, axis=-1)  # 0 where there is none, and where the curve begins below
+    before = np.maximum(after - 1, 0)
+    high, low = (np.take_along_axis(values, i, axis=-1) for i in (before, after))
+    begin, end = (np.take_along_axis(times, i, axis=-1) for i in (before, after))
+    share = (high - levels) / np.where(after > 0, high - low, 1.0)
+    return np.where(after > 0, begin + share * (end - begin), np.nan)

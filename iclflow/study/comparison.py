@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
+from iclflow.diagnostics import first_crossings
 from iclflow.models import AbstractModel
 from iclflow.tasks.task import Task
 from iclflow.theory.predict import ENGINES
@@ -54,26 +55,11 @@ def compare(
         expected[: len(found.times)] = found.times
         curves.append(found.curve(times).loss)
         predicted.append(expected)
-        measured.append(crossings(times, runs["loss"].values[i], found.levels))
+        middles = (found.levels[:-1] + found.levels[1:]) / 2
+        loss = runs["loss"].values[i]
+        measured.append(first_crossings(times, loss, middles))
     data = xr.Dataset(
         {"loss": (("seed", "time"), np.stack(curves))},
         coords={"seed": runs["seed"].values, "time": times},
     )
     return Comparison(data, np.stack(predicted), np.stack(measured))
-
-
-def crossings(times: np.ndarray, loss: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """When a loss first falls below the middle between consecutive levels; NaN if it does not."""
-    return first_below(times, loss, (levels[:-1] + levels[1:]) / 2)
-
-
-def first_below(times: np.ndarray, loss: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """When each curve [..., T] first falls below each threshold [..., m]; NaN if it does not."""
-    times, loss = np.broadcast_arrays(times, loss)
-    below = loss[..., None, :] < thresholds[..., :, None]
-    after = np.argmax(below, axis=-1)  # 0 where there is none, or where the start is below
-    before = np.maximum(after - 1, 0)
-    high, low = (np.take_along_axis(loss, i, axis=-1) for i in (before, after))
-    begin, end = (np.take_along_axis(times, i, axis=-1) for i in (before, after))
-    share = (high - thresholds) / np.where(after > 0, high - low, 1.0)
-    return np.where(after > 0, begin + share * (end - begin), np.nan)

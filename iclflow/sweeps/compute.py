@@ -122,13 +122,17 @@ def _split(entry: Entry) -> tuple[list[Entry], list[Entry]]:
 def _trained(group: _Group, block: Block) -> Iterator[_Trained]:
     whole = len(block.points) * len(block.seeds)
     # All cells of one shape: fill up. Else each shape has a batch of its own.
-    plans = list(batches(group.entries, block.seeds, 1, None))
+    saved = 8 * len(group.marks)
+    plans = list(batches(group.entries, block.seeds, lambda *_: saved))
     if len(plans) == 1 and plans[0].count < max(whole, block.size):
         sizes = [max(whole, block.size)]
-        plans = list(batches(group.entries, block.seeds, 1, sizes))
+        plans = list(batches(group.entries, block.seeds, lambda *_: saved, sizes))
     for number, batch in enumerate(plans):
         study = group.studies[int(batch.cells[0, 0])]
         loss, _, dynamics = batch.one
+        reason = dynamics.admits(loss, batch.like)
+        if reason is not None:
+            raise ValueError(f"{type(loss).__name__} cannot train this model: {reason}")
         common = loss if batch.axes[0] is None else None
         during: Record = {name: name for name in ("loss", *block.record)} | study.tests
         ending: Record = ["weights"] if OF_WEIGHTS & {*block.summaries} else []

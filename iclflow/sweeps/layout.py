@@ -15,6 +15,7 @@ import numpy as np
 
 import iclflow
 from iclflow.results.provenance import code_key, describe, stamp
+from iclflow.runs.fused.engine import available
 from iclflow.sweeps.axes import LABEL, Axis
 from iclflow.sweeps.design import Design
 
@@ -119,8 +120,8 @@ def _in_order(axis: Axis, first: list[Any], path: Path) -> Axis:
 
 @cache
 def code() -> str:
-    """A hash of the code that computes cells."""
-    return code_key("iclflow.sweeps.compute")
+    """A hash of the code that computes cells, and the engine of large batches."""
+    return f"{code_key('iclflow.sweeps.compute')} {available()}"
 
 
 def content_keys(design: Design) -> np.ndarray:

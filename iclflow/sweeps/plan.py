@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from iclflow.diagnostics import first_crossings
 from iclflow.models import AbstractModel, draw_model, draw_models
 from iclflow.results.progress import Progress
-from iclflow.study.comparison import first_below
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study, drop_times
 from iclflow.theory.drops.many import many_escapes
@@ -94,7 +94,7 @@ def check(settings: Settings, progress: Progress | None = None) -> dict[str, Any
     study = Study.of(dataclasses.replace(settings, **saves))
     runs, levels = study.run(progress), study.levels()
     middles = (levels[:-1] + levels[1:]) / 2
-    came = np.isfinite(first_below(runs["time"].values, runs["loss"].values, middles))
+    came = np.isfinite(first_crossings(runs["time"].values, runs["loss"].values, middles))
     left = came.mean(axis=0)
     return {"runs": CHECKED, "left": left.tolist(),
             "standard_error": np.sqrt(left * (1 - left) / CHECKED).tolist()}  # fmt: skip

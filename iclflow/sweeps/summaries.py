@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from iclflow.diagnosis.identify import identify
+from iclflow.diagnostics import first_crossings
 from iclflow.diagnostics.stages import find_stages
 from iclflow.models import draw_model
 from iclflow.runs.sweep import Vary
-from iclflow.study.comparison import first_below
 from iclflow.study.study import Study, drop_times
 from iclflow.sweeps.cells import Workshop
 from iclflow.sweeps.regimes import REGIMES, orbit, regimes
@@ -60,7 +60,7 @@ def plateau_lengths(runs: Finished) -> np.ndarray:
 
 def _down(runs: Finished, share: float) -> np.ndarray:
     levels = runs.levels
-    return first_below(runs.time, runs.loss, levels[:-1] + share * np.diff(levels))
+    return first_crossings(runs.time, runs.loss, levels[:-1] + share * np.diff(levels))
 
 
 def detected_times(runs: Finished) -> np.ndarray:
