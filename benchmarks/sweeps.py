@@ -2,7 +2,8 @@
 
     python benchmarks/sweeps.py [batches growth workers bookkeeping million]
 
-All but the last if none is named. Ratios are of runs in the same process, one after the other. The shell is timed on three cells.
+All but the last if none is named. Ratios are of runs in the same process, one after the other; the
+shell is timed on three cells.
 """
 
 import os

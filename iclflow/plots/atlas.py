@@ -4,8 +4,10 @@ import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from iclflow.plots.style import COLOURS, COLUMN, style
 
@@ -35,7 +37,7 @@ def plot_atlas(axes: Axes, data: xr.Dataset) -> Axes:
             known = np.isfinite(error)
             colour = colours(norm(np.clip(error, *RANGE))) if known else "0.8"
             dark = known and norm(np.clip(error, *RANGE)) < 0.55
-            axes.add_patch(mpl.patches.Rectangle((column, row), 0.96, 0.9, facecolor=colour))
+            axes.add_patch(Rectangle((column, row), 0.96, 0.9, facecolor=colour))
             text = f"{strength}\n{_percent(error)}" if known else f"{strength}\nno drop"
             axes.text(
                 column + 0.48, row + 0.45, text, ha="center", va="center", fontsize=5,
@@ -47,7 +49,7 @@ def plot_atlas(axes: Axes, data: xr.Dataset) -> Axes:
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.tick_params(length=0)
     axes.set_xlabel("broken more strongly →")
-    bar = mpl.cm.ScalarMappable(norm, colours)
+    bar = ScalarMappable(norm, colours)
     axes.figure.colorbar(bar, ax=axes, shrink=0.8, label="error of the drop times")
     return axes
 

@@ -1,6 +1,7 @@
 """Drop times of very many starts at once, in the limit of vanishing initial weights."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -32,7 +33,7 @@ def many_escapes(source: Task | Population | Modes, models: AbstractModel) -> Ma
     comes at time 1: weights times c have times over c. Needs modes of different drops.
     """
     modes = Modes.of(source)
-    found = models.as_attention()
+    found: Any = models.as_attention()
     if found is None or not hasattr(found, "keys"):
         raise ValueError(
             f"escapes are those of separate key and query, got {type(models).__name__}"
