@@ -16,12 +16,16 @@ RANGE = (1e-3, 1.0)  # of the colours
 
 
 def atlas_figure(data: xr.Dataset, *, title: str = "") -> Figure:
-    """Left: an assumption a row, more strongly broken to the right. Right: past stability."""
+    """An assumption a row, more strongly broken to the right; beside it, rates past stability."""
     with style():
-        figure = Figure(figsize=(2.4 * COLUMN, 1.05 * COLUMN))
-        left, right = figure.subplots(1, 2, width_ratios=(2.1, 1))
+        if "lyapunov" in data:
+            figure = Figure(figsize=(2.4 * COLUMN, 1.05 * COLUMN))
+            left, right = figure.subplots(1, 2, width_ratios=(2.1, 1))
+            plot_exponents(right, data)
+        else:
+            figure = Figure(figsize=(1.6 * COLUMN, 1.05 * COLUMN))
+            left = figure.subplots()
         plot_atlas(left, data)
-        plot_exponents(right, data)
         left.set_title(title)
     return figure
 

@@ -48,7 +48,7 @@ def answer(example: Example, store: xr.Dataset, design: Design) -> Answer:
     strength = [_strength(design, i, label) for i, label in enumerate(labels)]
     data = xr.Dataset(
         {"error": ("case", errors), "seen": ("case", seen)}
-        | {name: (("case", "seed"), store[name].values) for name in ("lyapunov", "regime")},
+        | {n: (("case", "seed"), store[n].values) for n in ("lyapunov", "regime") if n in store},
         {"label": ("case", labels), "strength": ("case", strength)},
     )
     lines = [
