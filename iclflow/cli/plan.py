@@ -76,5 +76,7 @@ def show(found: dict[str, Any]) -> None:
         )
     for name in ("heads", "rank"):
         for row in found[name]:
-            said = f"--{name} {row[name]}: all {row['drops']} drops in time {row['all']:.1%}"
+            # A head of rank R learns R modes with one escape, the later of them soon after it.
+            what = "drops" if name == "heads" else "escapes"
+            said = f"--{name} {row[name]}: {row['drops']} {what}, all in time {row['all']:.1%}"
             console.print(said, highlight=False)

@@ -14,7 +14,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import iclflow
 from iclflow.cli.console import print_json
 from iclflow.cli.options import positive
 from iclflow.cli.outputs import add_force, check_outputs
@@ -80,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 def shipped() -> list[str]:
     """The names of the examples, without importing anything."""
-    folder = Path(iclflow.__file__).parent / "sweeps" / "examples"
+    folder = Path(__file__).parents[1] / "sweeps" / "examples"
     return sorted(file.stem for file in folder.glob("*.toml"))
 
 
