@@ -11,6 +11,7 @@ from iclflow import plots as plots
 from iclflow import published as published
 from iclflow import results as results
 from iclflow import runs as runs
+from iclflow import sweeps as sweeps
 from iclflow import tasks as tasks
 from iclflow import theory as theory
 from iclflow import transformers as transformers

@@ -38,10 +38,16 @@ def first_crossing(time: Any, curve: Any, level: float) -> float:
 
     NaN too for a curve that begins below.
     """
-    times, values = np.asarray(time, float), np.asarray(curve, float)
-    below = np.flatnonzero(values < level)
-    if below.size == 0 or below[0] == 0:
-        return float("nan")
-    i = int(below[0])
-    share = (values[i - 1] - level) / (values[i - 1] - values[i])
-    return float(times[i - 1] + share * (times[i] - times[i - 1]))
+    return float(first_crossings(time, curve, np.asarray([level]))[0])
+
+
+def first_crossings(time: Any, curves: Any, levels: np.ndarray) -> np.ndarray:
+    """`first_crossing` of many curves [..., T] and levels [..., m]."""
+    times, values = np.broadcast_arrays(np.asarray(time, float), np.asarray(curves, float))
+    below = values[..., None, :] < levels[..., :, None]
+    after = np.argmax(below, axis=-1)  # 0 where there is none, and where the curve begins below
+    before = np.maximum(after - 1, 0)
+    high, low = (np.take_along_axis(values, i, axis=-1) for i in (before, after))
+    begin, end = (np.take_along_axis(times, i, axis=-1) for i in (before, after))
+    share = (high - levels) / np.where(after > 0, high - low, 1.0)
+    return np.where(after > 0, begin + share * (end - begin), np.nan)

@@ -26,18 +26,26 @@ def replacing(path: Path | str) -> Iterator[Path]:
     _sweep(path)
     partial = path.with_name(f".{path.stem}.{platform.node()}-{os.getpid()}{path.suffix}")
     try:
-        yield partial
-        _flush(partial)
-        os.replace(partial, path)
-        if os.name == "posix":  # the rename too outlasts a power cut; elsewhere folders do not open
-            _flush(path.parent)
+        with saying_full(path):
+            yield partial
+            _flush(partial)
+            os.replace(partial, path)
+            if os.name == "posix":  # the rename too outlasts a power cut; elsewhere no folder opens
+                _flush(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def saying_full(path: Path | str) -> Iterator[None]:
+    """A full disk inside the block is an `OSError` that says so."""
+    try:
+        yield
     except Exception as error:
         # HDF5 and safetensors wrap the error of the system in classes of their own.
         if getattr(error, "errno", None) in _FULL or os.strerror(errno.ENOSPC) in str(error):
             raise OSError(f"{path} was not written: the disk is full; free some space") from None
         raise
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def write_text(path: Path | str, text: str) -> Path:

@@ -38,12 +38,12 @@ def assemble(
                 blocks.setdefault((name, timed), []).append((place, dims, array))
     data = {}
     for (name, timed), parts in blocks.items():
-        whole = _on_grid([(place, array) for place, _, array in parts], shape)
+        whole = on_grid([(place, array) for place, _, array in parts], shape)
         dims = (*lead, *(("time",) if timed else ()), *parts[0][1])
         data[name if timed else FINAL + name] = (dims, whole, attributes(name))
     engines = {"engine": "; ".join(dict.fromkeys(result.engine for result in results))}
     dataset = xr.Dataset(data, attrs={**stamp(settings), **engines})
-    clocks = [_clock(result, marks) for result in results]
+    clocks = [clock_of(result, marks) for result in results]
     same = all(np.array_equal(clock, clocks[0], equal_nan=True) for clock in clocks)
     same = same and clocks[0].ndim == 1
     dataset = finish(
@@ -59,12 +59,12 @@ def assemble(
             for r, c in zip(results, clocks, strict=True)
         ]
         label = {"long_name": r"training time $t/\tau$", "units": "1"}
-        clock = ((*lead, "time"), _on_grid(rows, shape), label)
+        clock = ((*lead, "time"), on_grid(rows, shape), label)
         dataset = dataset.drop_vars("time").assign(clock=clock)
     return dataset.assign_coords({name: list(values) for name, values in coordinates.items()})
 
 
-def _on_grid(parts: Sequence[tuple[tuple, np.ndarray]], shape: tuple[int, ...]) -> np.ndarray:
+def on_grid(parts: Sequence[tuple[tuple, np.ndarray]], shape: tuple[int, ...]) -> np.ndarray:
     """Rows of runs at their places; runs of other shapes (fewer heads) leave NaN elsewhere."""
     place, array = parts[0]
     in_order = np.arange(len(array))
@@ -78,7 +78,7 @@ def _on_grid(parts: Sequence[tuple[tuple, np.ndarray]], shape: tuple[int, ...]) 
     return whole
 
 
-def _clock(result: BatchResult, marks: np.ndarray) -> np.ndarray:
+def clock_of(result: BatchResult, marks: np.ndarray) -> np.ndarray:
     """t/τ of every run at the marks, [mark] or [run, mark]."""
     dynamics, axis = result.batch.parts[2], result.batch.axes[2]
     if axis is None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from iclflow.diagnostics import first_crossing
+from iclflow.diagnostics import first_crossings
 from iclflow.models import AbstractModel
 from iclflow.tasks.task import Task
 from iclflow.theory.predict import ENGINES
@@ -57,7 +57,7 @@ def compare(
         predicted.append(expected)
         middles = (found.levels[:-1] + found.levels[1:]) / 2
         loss = runs["loss"].values[i]
-        measured.append(np.asarray([first_crossing(times, loss, m) for m in middles]))
+        measured.append(first_crossings(times, loss, middles))
     data = xr.Dataset(
         {"loss": (("seed", "time"), np.stack(curves))},
         coords={"seed": runs["seed"].values, "time": times},

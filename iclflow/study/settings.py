@@ -187,14 +187,18 @@ def _stated(path: Path) -> dict[str, Any]:
     """What a settings file, or a saved run, states."""
     if path.suffix.lower() == ".nc":
         return _of_run(load_runs(path).attrs)
+    return from_names(read_toml(path), str(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as a dictionary, or `ValueError` in one line that names the file."""
     try:
         if not path.is_file() or path.stat().st_size > SETTINGS_BYTES:
             raise ValueError("it is no file, or too large to be one")
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = "too deeply nested" if isinstance(error, RecursionError) else error
         raise ValueError(f"{path} is not a readable settings file: {reason}") from None
-    return from_names(found, str(path))
 
 
 def _of_run(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,18 +61,7 @@ class Study:
         choice = settings.choice(task)
         loss = settings.build_loss(task, choice, progress=progress)
         dynamics = settings.build_dynamics(loss, init)
-        tests = {}
-        if settings.fixed_fraction > 0:
-            labels = ContextLabels(settings.in_weight_test)
-            tests["in_context_loss"] = test_loss(task.in_context(), init)
-            tests["in_weight_loss"] = test_loss(task.in_weight(labels), init)
-        record = settings.record or ()
-        if "population_loss" in record:
-            tests["population_loss"] = test_loss(task, init)
-        if "fixed_point_distance" in record:
-            if settings.vary == "all":
-                raise ValueError("fixed_point_distance needs one task; vary weights or data")
-            tests["fixed_point_distance"] = OfModel(FixedPointDistance.of(task))
+        tests = tests_of(settings, task, init)
         return cls(settings, task, init, choice, loss, dynamics, tests)
 
     def run(self, progress: Progress | None = None, store: Path | str | None = None) -> xr.Dataset:
@@ -249,6 +238,23 @@ class Study:
             "worst_drop_time_error": None if theory is None else theory.worst,
             "content_key": runs.attrs["content_key"],
         }
+
+
+def tests_of(settings: Settings, task: Task, init: AbstractInitialiser) -> dict[str, Any]:
+    """What a study measures that its training loss does not know of: name -> recorder."""
+    tests: dict[str, Any] = {}
+    if settings.fixed_fraction > 0:
+        labels = ContextLabels(settings.in_weight_test)
+        tests["in_context_loss"] = test_loss(task.in_context(), init)
+        tests["in_weight_loss"] = test_loss(task.in_weight(labels), init)
+    record = settings.record or ()
+    if "population_loss" in record:
+        tests["population_loss"] = test_loss(task, init)
+    if "fixed_point_distance" in record:
+        if settings.vary == "all":
+            raise ValueError("fixed_point_distance needs one task; vary weights or data")
+        tests["fixed_point_distance"] = OfModel(FixedPointDistance.of(task))
+    return tests
 
 
 def drop_times(task: Task, model: AbstractModel) -> np.ndarray:

@@ -60,7 +60,7 @@ def vanishing_limit(source: Task | Population | Modes, model: AbstractModel) -> 
     found: list[tuple[float, int, int]] = []
     gaps, ended = [], "every mode is learned"
     while learned < modes.rank:
-        left, gains, right = _residual(modes, frame, learned)
+        left, gains, right = residual_basis(modes, frame, learned)
         k, q = keys @ left, queries @ right
         dormant = DormantHeads(values, k + q, k - q, gains)
         times, signs = dormant.blow_up()
@@ -84,8 +84,8 @@ def vanishing_limit(source: Task | Population | Modes, model: AbstractModel) -> 
         others = dormant.only(keep)
         others = others.after(min(wait, _before(others)))
         values = others.values
-        keys = (others.sums + others.differences) / 2 @ left.T + keys[keep] @ _outside(left)
-        queries = (others.sums - others.differences) / 2 @ right.T + queries[keep] @ _outside(right)
+        keys = (others.sums + others.differences) / 2 @ left.T + keys[keep] @ off_span(left)
+        queries = (others.sums - others.differences) / 2 @ right.T + queries[keep] @ off_span(right)
         now, learned = now + wait, learned + count
         found.append((now, int(names[winner]), learned))
         names = names[keep]
@@ -100,7 +100,7 @@ def vanishing_limit(source: Task | Population | Modes, model: AbstractModel) -> 
     )
 
 
-def _residual(
+def residual_basis(
     modes: Modes, frame: Frame | None, learned: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Left vectors, gains and right vectors of A_S on the plateau of the largest drops."""
@@ -111,7 +111,7 @@ def _residual(
     return np.asarray(gains.left), np.asarray(gains.values), np.asarray(gains.right)
 
 
-def _outside(vectors: np.ndarray) -> np.ndarray:
+def off_span(vectors: np.ndarray) -> np.ndarray:
     """The projection off the span of orthonormal columns: there the weights are frozen (E6)."""
     return np.eye(len(vectors)) - vectors @ vectors.T
 

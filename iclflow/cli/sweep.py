@@ -1,0 +1,250 @@
+"""Run a design: settings of `simulate`, some with many values, from many seeds, into one store.
+
+The same command goes on where it was stopped, whatever stopped it; values and seeds that were added
+to the design are computed alone. xarray opens the store: xarray.open_zarr("s.zarr").
+"""
+
+import argparse
+import shlex
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from iclflow.cli.console import print_json
+from iclflow.cli.options import positive
+from iclflow.cli.outputs import add_force, check_outputs
+
+EXAMPLES = """examples:
+  # design.toml is one table:
+  #   [sweep]
+  #   steps = 2000
+  #   seeds = 8
+  #   scale = [0.05, 0.1]
+  iclflow sweep design.toml --out s.zarr --dry-run
+  iclflow sweep design.toml --out s.zarr --workers 2
+  iclflow sweep design.toml --set seeds=16 --out s.zarr
+  iclflow sweep design.toml --out s.zarr --scheduler tcp://10.0.0.1:8786
+  iclflow plot s.zarr --x scale --y drop_times
+  iclflow sweep --example rich-to-lazy --plot lazy.png
+
+Values of a setting: a list, {log = [1e-3, 1], count = 7} (linear, range), or a law,
+{loguniform = [0.01, 0.1]} (uniform, normal, choice) with draws = 100. zip = [["scale", "rate"]]
+varies fields together. record = ["loss"] is kept at the save points; summaries = ["final_loss",
+"drop_times", "plateau_lengths", "detected_times", "predicted_times", "prediction_error",
+"algorithm"] of each run.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The design, where it goes, and who computes."""
+    parser.add_argument("design", nargs="?", type=Path, metavar="DESIGN.toml")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", dest="changed",
+        help="change a word of the design; the value as in TOML, or plain text",
+    )  # fmt: skip
+    parser.add_argument(
+        "--example", metavar="NAME", help="a design that ships: " + ", ".join(shipped())
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE.zarr", help="the store")
+    parser.add_argument("--dry-run", action="store_true", help="only say what it would take")
+    parser.add_argument(
+        "--block", type=positive, metavar="CELLS", help="trained together (what fits)"
+    )
+    parser.add_argument("--workers", type=positive, metavar="N", help="processes here (Dask)")
+    parser.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask cluster that runs")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="the picture of an example")
+    add_force(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Validate the whole design, say what it takes, run it, and say what came out."""
+    from iclflow.sweeps.design import Design
+
+    began = time.perf_counter()
+    check(args)
+    if args.example is None:
+        design, example = Design.read(args.design, changed(args.changed)), None
+    else:
+        from iclflow.sweeps.examples.base import Example
+
+        example = Example.read(args.example)
+        design = example.design(changed(args.changed))
+    return carry_out(args, design, example, began)
+
+
+def shipped() -> list[str]:
+    """The names of the examples, without importing anything."""
+    folder = Path(__file__).parents[1] / "sweeps" / "examples"
+    return sorted(file.stem for file in folder.glob("*.toml"))
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse options that do not go together."""
+    if (args.design is None) == (args.example is None):
+        raise ValueError("give a design, for example design.toml, or --example NAME")
+    if args.example is not None:
+        args.out = args.out or Path(f"{args.example}.zarr")
+        args.plot = args.plot or args.out.with_suffix(".png")
+    elif args.plot is not None:
+        raise ValueError("--plot draws an example; draw a store with iclflow plot")
+    check_outputs(argparse.Namespace(plot=args.plot, force=args.force), ())
+    if args.out is None and not args.dry_run:
+        raise ValueError("give --out FILE.zarr, the store, or --dry-run")
+    if args.out is not None and args.out.suffix != ".zarr":
+        raise ValueError(f"--out {args.out.name}: the ending must be .zarr")
+    if args.workers is not None and args.scheduler is not None:
+        raise ValueError("give --workers, for processes here, or --scheduler, for a cluster")
+
+
+def changed(said: list[str]) -> dict[str, Any]:
+    """Words of the design that the command line changes."""
+    found = {}
+    for one in said:
+        name, equals, value = one.partition("=")
+        if not equals:
+            raise ValueError(f"--set needs NAME=VALUE, got {one!r}")
+        try:
+            found[name.strip()] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[name.strip()] = value.strip()
+    return found
+
+
+def carry_out(args: argparse.Namespace, design: Any, example: Any, began: float) -> int:
+    """Run a design into --out, or say what it would take."""
+    from iclflow.sweeps.estimate import estimate
+    from iclflow.sweeps.execute import run as run_design
+
+    expected = estimate(design, args.workers or 1, args.block)
+    if args.dry_run:
+        report(args, takes(expected), sentences(expected))
+        return 0
+    if not args.json:
+        print("\n".join(sentences(expected)))
+    try:
+        with cluster(args) as client, standing(quiet=args.json) as progress:
+            store = run_design(design, args.out, block=args.block, client=client, progress=progress)
+    except KeyboardInterrupt:
+        again = shlex.join(["iclflow", *sys.argv[1:]])
+        print(f"iclflow: interrupted; what was computed is kept. Go on: {again}", file=sys.stderr)
+        return 130
+    found, more = outcome(store) | {"out": str(args.out)}, []
+    if example is not None:
+        from iclflow.results.pictures import save_figure
+
+        answer = example.answer(store, design)
+        save_figure(example.figure(answer), args.plot)
+        found |= {"plot": str(args.plot), "found": answer.numbers}
+        more = [example.question, *answer.lines, f"wrote {args.plot}"]
+    found["seconds"] = time.perf_counter() - began
+    report(args, found, [*lines(found), *more])
+    return 0
+
+
+@contextmanager
+def cluster(args: argparse.Namespace) -> Iterator[Any]:
+    """The Dask client that was asked for, or none."""
+    from iclflow.sweeps.execute import local_client, remote_client
+
+    if args.workers is not None:
+        chosen = local_client(args.workers)
+    else:
+        chosen = nullcontext() if args.scheduler is None else remote_client(args.scheduler)
+    with chosen as client:
+        yield client
+
+
+@contextmanager
+def standing(*, quiet: bool) -> Iterator[Callable[[Any], None]]:
+    """A bar of cells done, their rate, the time left, and failures."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = ("cells", BarColumn(), MofNCompleteColumn(), "{task.fields[rate]}")
+    last = ("{task.fields[failed]}", TimeRemainingColumn())
+    hidden = quiet or not sys.stderr.isatty()
+    bar = Progress(*columns, *last, console=Console(stderr=True), transient=True, disable=hidden)
+    began, first = time.perf_counter(), None
+    with bar:
+        task = bar.add_task("", total=None, rate="", failed="")
+
+        def update(now: Any) -> None:
+            nonlocal first
+            first = now.done if first is None else first
+            if now.lost and now.done == first and not now.failed:
+                line = f"iclflow: damaged chunks: {now.lost} cells are computed anew"
+                print(line, file=sys.stderr)
+            rate = (now.done - first) / max(1e-9, time.perf_counter() - began)
+            failed = f"{now.failed} failed" if now.failed else ""
+            bar.update(
+                task, completed=now.done, total=now.total, rate=f"{rate:.3g}/s", failed=failed
+            )
+
+        yield update
+
+
+def takes(expected: Any) -> dict[str, Any]:
+    """An estimate as JSON."""
+    names = ("cells", "points", "blocks", "programs", "memory", "disk", "seconds")
+    return {name: getattr(expected, name) for name in names}
+
+
+def sentences(expected: Any) -> list[str]:
+    """An estimate in words."""
+    from iclflow.losses.memory import readable
+
+    return [
+        f"{expected.cells:,} cells ({expected.points:,} points) in {expected.blocks:,} blocks of "
+        f"{' x '.join(map(str, expected.block))}, {expected.programs} compiled programs",
+        f"about {duration(expected.seconds)} on one process; memory {readable(expected.memory)} a "
+        f"block; store at most {readable(expected.disk)}",
+    ]
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def outcome(store: Any) -> dict[str, Any]:
+    """How the cells of a store ended."""
+    from iclflow.runs.labels import OUTCOMES
+
+    ended, failure = store["result"].values, store["failure"].values
+    counts = {name: int((ended == code).sum()) for code, name in enumerate(OUTCOMES)}
+    reasons = [store.attrs["reasons"][code - 1] for code in sorted(set(failure[failure > 0].flat))]
+    return {
+        "cells": ended.size,
+        **{name: count for name, count in counts.items() if count},
+        "failed": int((failure > 0).sum()),
+        "reasons": reasons,
+    }
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """The outcome in words."""
+    said = ("cells", "failed", "reasons", "out", "plot", "found", "seconds")
+    ended = [f"{count:,} {name.replace('_', ' ')}" for name, count in found.items()
+             if name not in said]  # fmt: skip
+    failed = (
+        [f"{found['failed']:,} failed: {'; '.join(found['reasons'])}"] if found["failed"] else []
+    )
+    return [
+        f"{found['cells']:,} cells: {', '.join([*ended, *failed])}",
+        f"wrote {found['out']}, {found['seconds']:.1f} s",
+    ]
+
+
+def report(args: argparse.Namespace, found: dict[str, Any], said: list[str]) -> None:
+    """JSON, or lines."""
+    if args.json:
+        print_json(found)
+    else:
+        print("\n".join(said))

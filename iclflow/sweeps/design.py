@@ -1,0 +1,225 @@
+"""The design of a sweep: settings, some of them with many values, seeds, and what to keep."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from iclflow.results.choices import require_choice
+from iclflow.results.provenance import describe
+from iclflow.runs.record import QUANTITIES
+from iclflow.study.fields import SEEDS, described, from_names
+from iclflow.study.options import MANY, short
+from iclflow.study.settings import Settings, read_toml
+from iclflow.sweeps.axes import DRAW, Axis, cases_of, drawn, is_law, values_of, varies
+
+SAVE = "mixed:200"  # save points, unless they are chosen: enough for drop times, none predicted
+OWN = (
+    "cases",
+    "zip",
+    "draws",
+    "draw_seed",
+    "summaries",
+    "record",
+)  # words of a design that no run has
+# Summaries of a run, and whether each is computed without being asked for.
+SUMMARIES = {
+    "final_loss": True,
+    "drop_times": True,
+    "plateau_lengths": True,
+    "detected_times": False,
+    "predicted_times": False,
+    "prediction_error": False,
+    "algorithm": False,
+    "lyapunov": False,
+    "regime": False,
+}
+TESTS = ("population_loss",)  # made for the task of each study
+MOST = 10**9  # cells
+
+
+@dataclasses.dataclass(frozen=True)
+class Design:
+    """A sweep stated in plain values; refused as a whole if one of its cells cannot be.
+
+    - `fixed`: settings that all cells share, by the names of `Settings`.
+    - `axes`: the dimensions of the sweep, each with the values of one field or more.
+    - `seeds`, `seed`: how many, and the first; the last dimension.
+    - `record`: quantities kept at every save point (none: summaries only).
+    - `summaries`: numbers of a run, of `SUMMARIES`.
+    """
+
+    fixed: Mapping[str, Any]
+    axes: tuple[Axis, ...]
+    seeds: int = 1
+    seed: int = 0
+    record: tuple[str, ...] = ("loss",)
+    summaries: tuple[str, ...] = tuple(name for name, always in SUMMARIES.items() if always)
+
+    @classmethod
+    def of(cls, **words: Any) -> "Design":
+        """A design from what its table says.
+
+        A word is a setting; for several values of it, a list, `{"log": [0.01, 1], "count": 5}`
+        (also `linear`, `range`), or a law, `{"uniform": [0, 1]}` (also `loguniform`, `normal`,
+        `choice`), of which `draws` are drawn with `draw_seed`. Fields are crossed;
+        `zip=[["scale", "rate"]]` varies some together, and `cases=[{"scale": 0.1}, {"heads": 2}]`
+        states points one by one.
+        """
+        return _design(words, "this design")
+
+    @classmethod
+    def read(cls, file: Path | str, changed: Mapping[str, Any] | None = None) -> "Design":
+        """The `[sweep]` table of a TOML file, with some words changed."""
+        found = read_toml(Path(file))
+        if set(found) != {"sweep"} or not isinstance(found["sweep"], Mapping):
+            got = ", ".join(found) or "nothing"
+            raise ValueError(f"{file} needs one table, [sweep], got {got}")
+        return _design({**found["sweep"], **(changed or {})}, str(file))
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The dimensions, the seeds' last."""
+        return (*(axis.name for axis in self.axes), "seed")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of values along each."""
+        return (*(len(axis) for axis in self.axes), self.seeds)
+
+    @property
+    def cells(self) -> int:
+        """The number of runs."""
+        return int(np.prod(self.shape, dtype=object))
+
+    def settings(self, place: Sequence[int]) -> Settings:
+        """The settings at a place along the axes; one run, its seed the design's first."""
+        here: dict[str, Any] = {}
+        for axis, i in zip(self.axes, place, strict=True):
+            here |= axis.at(i)
+        own = {"seeds": 1, "seed": self.seed, "record": self.record or None}
+        return Settings(**{"save": SAVE, **self.fixed, **here, **own})
+
+    def along(self, axes: Sequence[Axis]) -> "Design":
+        """The same design with its values in another order."""
+        return dataclasses.replace(self, axes=tuple(axes))
+
+    def places(self) -> Iterator[tuple[int, ...]]:
+        """All places along the axes."""
+        return np.ndindex(*self.shape[:-1])
+
+    @functools.cached_property
+    def common(self) -> str:
+        """What all cells of a store must share, as JSON."""
+        named = [[axis.name, *axis.fields] for axis in self.axes]
+        parts = {"fixed": dict(sorted(self.fixed.items())), "axes": named, "seed": self.seed}
+        parts |= {"record": self.record, "summaries": self.summaries}
+        return json.dumps(describe(parts), sort_keys=True)
+
+    def require_useful(self) -> None:
+        """Refuse, before anything runs, cells that could not be settings of a run."""
+        for place in self.places():
+            try:
+                settings = self.settings(place)
+            except ValueError as error:
+                raise ValueError(f"{error}{self.where(place)}") from None
+            if settings.steps is None and settings.time is None:
+                raise ValueError("a sweep needs an end: give steps, for example 2000, or time")
+            if settings.save.startswith("auto"):
+                raise ValueError("save auto predicts drops run by run; use mixed:COUNT in a sweep")
+            if settings.seed + self.seeds > SEEDS:
+                raise ValueError("seed and seeds together must be at most 2^32")
+
+    def where(self, place: Sequence[int]) -> str:
+        """A place in words, for a message."""
+        rows = [axis.at(i) for axis, i in zip(self.axes, place, strict=True)]
+        said = [f"{name} = {short(value)}" for row in rows for name, value in row.items()]
+        return f" (at {', '.join(said)})" if said else ""
+
+
+def _design(words: Mapping[str, Any], where: str) -> Design:
+    """A design from the words of its table."""
+    own = {name: words[name] for name in OWN if name in words}
+    axes: dict[str, Any] = {}
+    single: dict[str, Any] = {}
+    for said, value in words.items():
+        if said in OWN:
+            continue
+        name = _field(said, where)
+        (axes if varies(name, value) else single)[name] = value
+    single = from_names(single, where)
+    for name in ("seeds", "seed"):
+        if name in axes:
+            raise ValueError(f"{name} is a number: seeds = 8 runs each cell from 8 starts")
+    laws = {name: value for name, value in axes.items() if is_law(value)}
+    plain = {name: values_of(name, v) for name, v in axes.items() if name not in laws}
+    found = _dimensions(plain, own.get("zip", []))
+    if laws:
+        found.insert(0, _draws(laws, own))
+    if "cases" in own:
+        found.insert(0, cases_of(own["cases"]))
+    if not laws and ("draws" in own or "draw_seed" in own):
+        raise ValueError("draws needs a law: for example scale = {loguniform = [0.01, 0.1]}")
+    design = Design(
+        fixed={name: v for name, v in single.items() if name not in ("seeds", "seed")},
+        axes=tuple(found),
+        seeds=single.get("seeds", 1),
+        seed=single.get("seed", 0),
+        record=_names("record", own.get("record", ["loss"]), [*QUANTITIES, *TESTS]),
+        summaries=_names("summaries", own.get("summaries", Design.summaries), list(SUMMARIES)),
+    )
+    if design.cells > MOST:
+        raise ValueError(f"{design.cells:.3g} cells are more than {MOST:.0e}; give fewer values")
+    design.require_useful()
+    return design
+
+
+def _field(said: str, where: str) -> str:
+    """The field that a word names."""
+    name = said.replace("-", "_")
+    aliases = {a: field for field, (_, about) in described().items() for a in about.aliases}
+    name = aliases.get(name, name)
+    require_choice(f"setting in {where}", name, [*described(), *OWN])
+    return name
+
+
+def _draws(laws: Mapping[str, Any], own: Mapping[str, Any]) -> Axis:
+    """The dimension of a random design."""
+    draws, seed = own.get("draws"), own.get("draw_seed", 0)
+    if not isinstance(draws, int) or not 1 <= draws <= MANY:
+        raise ValueError(f"a law needs draws, 1 to {MANY}, got {short(draws)}")
+    if not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"draw_seed needs a whole number of at least 0, got {short(seed)}")
+    return Axis(DRAW, {name: drawn(name, law, draws, seed) for name, law in laws.items()})
+
+
+def _dimensions(plain: Mapping[str, tuple[Any, ...]], zipped: Any) -> list[Axis]:
+    """Fields that vary together share a dimension; the others have one each."""
+    groups = zipped if isinstance(zipped, list | tuple) else None
+    if groups is None or not all(isinstance(g, list | tuple) and len(g) > 1 for g in groups):
+        raise ValueError(f'zip needs lists of names, [["scale", "rate"]], got {short(zipped)}')
+    found, taken = [], set()
+    for group in groups:
+        names = [_field(str(name), "zip") for name in group]
+        for name in names:
+            if name not in plain or name in taken:
+                raise ValueError(f"zip: {name} needs a list of values, in one group only")
+        taken |= set(names)
+        lengths = {name: len(plain[name]) for name in names}
+        if len(set(lengths.values())) > 1:
+            said = ", ".join(f"{name} has {n}" for name, n in lengths.items())
+            raise ValueError(f"zipped fields need as many values each: {said}")
+        found.append(Axis("_".join(names), {name: plain[name] for name in names}))
+    return found + [Axis(n, {n: values}) for n, values in plain.items() if n not in taken]
+
+
+def _names(what: str, said: Any, allowed: Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(said, list | tuple):
+        raise ValueError(f"{what} needs a list of names, got {short(said)}")
+    for name in said:
+        require_choice(f"name in {what}", name, allowed)
+    return tuple(dict.fromkeys(said))

@@ -1,0 +1,187 @@
+"""A sweep carried out: block after block here, or many at once on a Dask cluster."""
+
+import dataclasses
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from iclflow.sweeps.compute import Answer, Block, compute
+from iclflow.sweeps.design import Design
+from iclflow.sweeps.estimate import estimate
+from iclflow.sweeps.layout import Region, extent, require
+from iclflow.sweeps.store import SweepStore, load
+
+AHEAD = 2  # blocks a thread has on a cluster: one to compute, one to go on with
+ATTEMPTS = 20  # of a block whose workers die, each of three deaths
+CONNECT = 10  # seconds
+ALONE = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
+ALONE |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """How far a sweep has come, in cells."""
+
+    done: int
+    total: int
+    failed: int
+    lost: int = 0  # of damaged chunks, computed anew
+
+
+def run(
+    design: Design,
+    out: Path | str,
+    *,
+    block: int | None = None,
+    client: Any = None,
+    progress: Callable[[Standing], None] | None = None,
+) -> xr.Dataset:
+    """Compute the cells of a design that the store `out` has not yet; returns the whole store.
+
+    - `design`: what to run (`Design.of`, `Design.read`).
+    - `out`: a folder, FILE.zarr. The same call goes on where the last one ended, however it ended;
+      values of an axis, or seeds, that were added are computed alone.
+    - `block`: how many cells are trained together and written at once, for a new store; if omitted,
+      what memory and a few seconds allow.
+    - `client`: a `distributed.Client`; the cluster it is of computes, this process writes.
+    - `progress` is called after every block.
+
+    A cell that fails has its reason in the store, and is tried again by the next call. Ctrl-C ends
+    the block that is being written, then the sweep.
+    """
+    workers = 1 if client is None else max(1, len(client.nthreads()))
+    store = SweepStore(out, design, estimate(design, workers, block).block)
+    try:
+        lost = 0 if store.new else store.repair()
+        wanted = store.wanted()
+        standing = Standing(int((~wanted).sum()), design.cells, 0, lost)
+        if progress is not None:
+            progress(standing)
+        blocks = _blocks(store, wanted)
+        found = _here(blocks) if client is None else _there(client, blocks)
+        for region, answer in found:
+            with _uninterrupted():
+                store.write(region, answer)
+            standing = dataclasses.replace(
+                standing,
+                done=standing.done + int(answer.done.sum()),
+                failed=standing.failed + len(answer.failures),
+            )
+            if progress is not None:
+                progress(standing)
+        store.finish()
+    finally:
+        store.close()
+    return load(out)
+
+
+@contextmanager
+def local_client(workers: int) -> Iterator[Any]:
+    """A cluster of single-threaded processes on this machine."""
+    distributed = require("distributed")
+    cluster = distributed.LocalCluster(
+        n_workers=workers,
+        threads_per_worker=1,
+        dashboard_address=None,
+        env=ALONE,
+        silence_logs=logging.ERROR,  # a worker that is slow to end is no news
+    )
+    with cluster, distributed.Client(cluster) as client:
+        yield client
+
+
+@contextmanager
+def remote_client(address: str) -> Iterator[Any]:
+    """A cluster that runs already, by the address of its scheduler."""
+    distributed = require("distributed")
+    try:
+        client = distributed.Client(address, timeout=CONNECT)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise ValueError(f"no Dask scheduler answers at {address}: {reason}") from None
+    with client:
+        yield client
+
+
+def _blocks(store: SweepStore, wanted: np.ndarray) -> Iterator[tuple[Region, Block]]:
+    """The blocks with cells that are wanted."""
+    design = store.design
+    for region in store.regions():
+        cells = wanted[region]
+        if not cells.any():
+            continue
+        places = np.ndindex(*extent(region)[:-1])
+        starts = [side.start for side in region[:-1]]
+        points = tuple(
+            design.settings(tuple(i + s for i, s in zip(place, starts, strict=True)))
+            for place in places
+        )
+        seeds = (design.seed + np.arange(region[-1].start, region[-1].stop)).astype(np.uint32)
+        rows, size = cells.reshape(len(points), -1), int(np.prod(store.block))
+        yield region, Block(points, seeds, rows, size, design.record, design.summaries)
+
+
+def _here(blocks: Iterator[tuple[Region, Block]]) -> Iterator[tuple[Region, Answer]]:
+    for region, block in blocks:
+        yield region, compute(block)
+
+
+def _there(client: Any, blocks: Iterator[tuple[Region, Block]]) -> Iterator[tuple[Region, Answer]]:
+    """On a cluster, as they come; a few blocks a thread are under way, so memory is bounded."""
+    distributed = require("distributed")
+    running = distributed.as_completed(loop=client.loop)
+    work: dict[Any, tuple[Region, Block, int]] = {}
+
+    def send(region: Region, block: Block, attempt: int) -> None:
+        future = client.submit(compute, block, pure=False)
+        work[future.key] = (region, block, attempt)
+        running.add(future)
+
+    for region, block in blocks:
+        send(region, block, 1)
+        if len(work) >= AHEAD * max(1, sum(client.nthreads().values())):
+            break
+    for future in running:
+        region, block, attempt = work.pop(future.key)
+        if future.status == "finished":
+            yield region, future.result()
+        elif isinstance(future.exception(), distributed.KilledWorker) and attempt < ATTEMPTS:
+            send(region, block, attempt + 1)
+            continue
+        else:
+            yield region, _failed(block, future.exception())
+        for region, block in blocks:
+            send(region, block, 1)
+            break
+
+
+def _failed(block: Block, error: Any) -> Answer:
+    """The answer of a block that no worker could give."""
+    reason = f"the worker failed: {' '.join(str(error).split())[:200]}"
+    cells = [(int(p), int(s), reason) for p, s in zip(*np.nonzero(block.wanted), strict=True)]
+    return Answer({}, {}, np.zeros(block.wanted.shape, bool), cells)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait for the end of the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    names = (signal.SIGINT, signal.SIGTERM)
+    before = {name: signal.signal(name, lambda number, _: came.append(number)) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+    if came:
+        raise KeyboardInterrupt

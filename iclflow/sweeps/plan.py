@@ -1,0 +1,141 @@
+"""Will training get there? The law of the drop times over starts, from theory, against a budget."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from iclflow.diagnostics import first_crossings
+from iclflow.models import AbstractModel, draw_model, draw_models
+from iclflow.results.progress import Progress
+from iclflow.study.settings import Settings
+from iclflow.study.study import Study, drop_times
+from iclflow.theory.drops.many import many_escapes
+
+STARTS, FEW = 1000, 64  # starts behind a law: where they are computed together, and one by one
+ROUGH = 16  # of them, for what else would do
+CHECKED = 200  # runs that are simulated
+QUANTILES = (0.1, 0.5, 0.9)
+MOST_HEADS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """The drop times of many starts, [start, drop], infinite where there is none; t/τ."""
+
+    times: np.ndarray
+    engine: str
+
+    def left(self, time: float) -> np.ndarray:
+        """The probability that each drop has come by then."""
+        return np.mean(self.times <= time, axis=0)
+
+    def quantiles(self) -> np.ndarray:
+        """[quantile, drop]; infinite where too few starts have the drop."""
+        return np.quantile(self.times, QUANTILES, axis=0, method="higher")
+
+
+def law(settings: Settings, starts: int = STARTS, few: int = FEW) -> Law:
+    """The law of the drop times that the settings' initial weights have, from theory.
+
+    `starts` where they are computed together, `few` where one by one.
+    """
+    study = _study(settings)
+    levels = study.levels()
+    if len(levels) < 2:
+        raise ValueError(f"no theory predicts the drops of {settings.model} on this task")
+    seeds = range(settings.seed, settings.seed + starts)
+    if settings.rank == 1 or few == ROUGH:
+        try:
+            found = many_escapes(study.task, draw_models(study.init, seeds)).times
+            return Law(found, "Jumps: vanishing initial weights")
+        except ValueError:  # equal modes, or merged key and query
+            pass
+    times = np.full((few, len(levels) - 1), np.inf)
+    for row, seed in zip(times, seeds[:few], strict=True):
+        model: AbstractModel = draw_model(study.init, jax.random.key(seed))
+        found = drop_times(study.task, model)
+        row[: len(found)] = found[: len(row)]
+    if np.isinf(times).all():
+        raise ValueError(f"no theory predicts the drops of {settings.model} on this task")
+    return Law(times, "predict: small initial weights")
+
+
+def plan(settings: Settings, probability: float) -> dict[str, Any]:
+    """Probabilities and quantiles of each drop within the steps, and what would make it."""
+    if settings.steps is None or settings.dynamics != "descent":
+        raise ValueError("a plan needs a budget of training steps: give steps, for example 10000")
+    rate = float(_study(settings).dynamics.rate)  # pyright: ignore[reportAttributeAccessIssue]
+    end, found = 2 * rate * settings.steps, law(settings)
+    left = found.left(end)
+    spread = np.sqrt(left * (1 - left) / len(found.times))
+    return {
+        "steps": settings.steps,
+        "rate": rate,
+        "time": end,
+        "starts": len(found.times),
+        "engine": found.engine,
+        "left": left.tolist(),
+        "standard_error": spread.tolist(),
+        "quantiles": list(QUANTILES),
+        "drop_times": found.quantiles().tolist(),
+        "drop_steps": (found.quantiles() / (2 * rate)).tolist(),
+        "probability": probability,
+        "scale": _scale(settings, found, end, probability),
+        "heads": _alternatives(settings, "heads", _more_heads(settings), end),
+        "rank": _alternatives(settings, "rank", _ranks(settings, len(left)), end),
+    }
+
+
+def check(settings: Settings, progress: Progress | None = None) -> dict[str, Any]:
+    """The same probabilities from runs: 200 starts, trained for the steps."""
+    saves = {"save": "mixed:400", "record": ("loss",), "seeds": CHECKED}
+    study = Study.of(dataclasses.replace(settings, **saves))
+    runs, levels = study.run(progress), study.levels()
+    middles = (levels[:-1] + levels[1:]) / 2
+    came = np.isfinite(first_crossings(runs["time"].values, runs["loss"].values, middles))
+    left = came.mean(axis=0)
+    return {"runs": CHECKED, "left": left.tolist(),
+            "standard_error": np.sqrt(left * (1 - left) / CHECKED).tolist()}  # fmt: skip
+
+
+def _study(settings: Settings) -> Study:
+    return Study.of(dataclasses.replace(settings, seeds=1))
+
+
+def _scale(settings: Settings, found: Law, end: float, probability: float) -> float | None:
+    """The init scale at which all drops come in time with that probability.
+
+    Dormant times go as 1/w, so that scale is w times the quantile over the budget; with merged key
+    and query they go as ln(1/w), and it is searched.
+    """
+    if settings.model in ("separate", "conv"):
+        late = float(np.quantile(found.times[:, -1], probability, method="higher"))
+        return settings.scale * late / end if np.isfinite(late) else None
+    low, high = -12.0, 0.0  # decades
+    for _ in range(8):
+        middle = (low + high) / 2
+        other = law(dataclasses.replace(settings, scale=10.0**middle), few=ROUGH)
+        low, high = (low, middle) if other.left(end)[-1] >= probability else (middle, high)
+    return None if high == 0.0 else 10.0**high
+
+
+def _more_heads(settings: Settings) -> list[int]:
+    counts = {settings.heads // 4, settings.heads // 2, *(settings.heads * k for k in (2, 4, 8))}
+    return sorted(h for h in counts if 1 <= h <= MOST_HEADS)
+
+
+def _ranks(settings: Settings, drops: int) -> list[int]:
+    ranked = settings.model in ("separate", "conv")
+    return [r for r in range(1, drops + 1) if r != settings.rank] if ranked else []
+
+
+def _alternatives(settings: Settings, name: str, values: list[int], end: float) -> list[dict]:
+    """The probability of all drops with other heads or ranks."""
+    rows = []
+    for value in values:
+        other = law(dataclasses.replace(settings, **{name: value}), STARTS // 4, ROUGH)
+        reached = int(np.isfinite(other.times).any(axis=0).sum())
+        rows.append({name: value, "drops": reached, "all": float(other.left(end)[-1])})
+    return rows

@@ -1,0 +1,175 @@
+"""Sweeps on a real cluster of separate processes, some of which are killed."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from iclflow.sweeps.design import Design
+from iclflow.sweeps.execute import run
+from iclflow.sweeps.store import load
+
+pytest.importorskip("zarr", reason="the extra sweep is not installed")
+distributed = pytest.importorskip("distributed", reason="the extra sweep is not installed")
+
+WORDS = {"spectrum": [1.0, 0.5], "context": 8, "heads": 1, "rate": 0.1, "steps": 4000}
+WORDS |= {"save": "linear:20", "scale": [0.3, 0.4, 0.5, 0.6], "seeds": 48}
+BLOCK = 8
+CLIENT = """
+import sys
+import jax
+jax.config.update("jax_enable_x64", True)
+from iclflow.sweeps.design import Design
+from iclflow.sweeps.execute import remote_client, run
+words, out, block, address = eval(sys.argv[1])
+if address is None:
+    run(Design.of(**words), out, block=block)
+else:
+    with remote_client(address) as client:
+        run(Design.of(**words), out, block=block, client=client)
+"""
+
+
+@contextmanager
+def ended(process):
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """The address of a scheduler with two workers, each with a nanny that starts it again."""
+    place = tmp_path_factory.mktemp("cluster")
+    # Workers that start again find their compiled programs.
+    env = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(place / "programs")}
+    env |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PLATFORMS": "cpu"}
+    env |= {"JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0"}
+    quiet = {"cwd": place, "env": env, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    file = place / "scheduler.json"
+    dask = [sys.executable, "-m", "distributed.cli.dask_scheduler"]
+    options = ["--scheduler-file", str(file), "--no-dashboard", "--host", "127.0.0.1"]
+    nannies = [sys.executable, "-m", "distributed.cli.dask_worker", "--scheduler-file", str(file)]
+    nannies += ["--nworkers", "2", "--nthreads", "1", "--no-dashboard", "--host", "127.0.0.1"]
+    with (
+        ended(subprocess.Popen([*dask, *options], **quiet)),
+        ended(subprocess.Popen([*nannies, "--local-directory", str(place)], **quiet)),
+        distributed.Client(scheduler_file=str(file), timeout=60, set_as_default=False) as client,
+    ):
+        client.wait_for_workers(2, timeout=60)
+        yield client
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The undisturbed sweep, in one process."""
+    return run(Design.of(**WORDS), tmp_path_factory.mktemp("whole") / "s.zarr", block=BLOCK).load()
+
+
+def start(out, address):
+    told = repr((WORDS, str(out), BLOCK, address))
+    return subprocess.Popen([sys.executable, "-c", CLIENT, told], env=os.environ)
+
+
+def done(out):
+    try:
+        return int((load(out)["content"] != 0).sum())
+    except (ValueError, OSError, KeyError):  # not there yet
+        return 0
+
+
+def disturb(out, cluster, kills, seed):
+    """Kill a worker, the client or a process that computes itself, at random moments."""
+    rng = random.Random(seed)
+    address, killed = cluster.scheduler.address, []
+    while len(killed) < kills:
+        victim = ("worker", "client", "alone")[len(killed) % 3]
+        before = done(out)
+        with ended(start(out, None if victim == "alone" else address)) as process:
+            deadline = time.monotonic() + 120
+            while done(out) <= before and process.poll() is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            time.sleep(rng.uniform(0, 0.5))
+            if victim == "worker":
+                pids = cluster.run(os.getpid)
+                os.kill(rng.choice(sorted(pids.values())), signal.SIGKILL)
+                time.sleep(rng.uniform(0, 0.5))
+        killed.append(victim)
+        if done(out) == len(WORDS["scale"]) * WORDS["seeds"]:
+            break
+    return killed
+
+
+def assert_undisturbed(out, whole):
+    found = run(Design.of(**WORDS), out, block=BLOCK).load()
+    for name, variable in whole.variables.items():
+        np.testing.assert_array_equal(found[name].values, variable.values, err_msg=str(name))
+    assert (found["failure"] == 0).all()
+
+
+def test_a_cluster_gives_the_same_bits(cluster, whole, tmp_path):
+    out = tmp_path / "s.zarr"
+    run(Design.of(**WORDS), out, block=BLOCK, client=cluster)
+    assert done(out) == whole["content"].size
+    assert_undisturbed(out, whole)
+
+
+@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.slow)])
+def test_killed_many_times_every_cell_is_there_once(kills, cluster, whole, tmp_path):
+    killed, number = [], 0
+    while len(killed) < kills:
+        out = tmp_path / f"s{number}.zarr"
+        killed += disturb(out, cluster, kills - len(killed), seed=number)
+        assert_undisturbed(out, whole)
+        number += 1
+    assert {"worker", "client", "alone"} == set(killed)
+
+
+def test_a_block_that_no_worker_can_do_is_recorded(whole, tmp_path, monkeypatch):
+    class Future:
+        key, status = "k", "error"
+
+        def exception(self):
+            return MemoryError("too\nlarge")
+
+    class Client:
+        loop = None
+
+        def nthreads(self):
+            return {"a": 1}
+
+        def submit(self, *args, **options):
+            return Future()
+
+    class Completed(list):
+        add = list.append
+
+        def __init__(self, loop):
+            super().__init__()
+
+    monkeypatch.setattr(distributed, "as_completed", Completed)
+    one = Design.of(**{**WORDS, "scale": 0.3, "seeds": 2})
+    found = run(one, tmp_path / "s.zarr", client=Client()).load()
+    assert found.attrs["reasons"] == ["the worker failed: too large"]
+    assert (found["failure"] == 1).all()
+
+
+def test_no_scheduler_at_an_address_is_one_line(tmp_path, monkeypatch, capsys):
+    from iclflow import cli
+    from iclflow.sweeps import execute
+
+    monkeypatch.setattr(execute, "CONNECT", 0.5)
+    (tmp_path / "design.toml").write_text("[sweep]\nsteps = 5\n")
+    given = ["sweep", str(tmp_path / "design.toml"), "--out", str(tmp_path / "s.zarr")]
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([*given, "--scheduler", "tcp://127.0.0.1:1"])
+    assert "no Dask scheduler answers" in capsys.readouterr().err

@@ -1,0 +1,377 @@
+"""Sweeps on disk: the runs they hold, going on, growing, and everything that may go wrong."""
+
+import dataclasses
+import errno
+import json
+import multiprocessing
+import os
+import signal
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import iclflow as icl
+from iclflow import cli
+from iclflow.diagnostics import first_crossing, first_crossings
+from iclflow.study.settings import Settings
+from iclflow.study.study import Study
+from iclflow.sweeps import compute as computing
+from iclflow.sweeps import execute, layout
+from iclflow.sweeps.design import Design
+from iclflow.sweeps.execute import run
+from iclflow.sweeps.store import SweepStore, load
+
+zarr = pytest.importorskip("zarr", reason="the extra sweep is not installed")
+
+SMALL = {"spectrum": [1.0, 0.5], "context": 8, "heads": 2, "rate": 0.1, "steps": 60}
+SMALL |= {"save": "linear:30", "scale": [0.3, 0.6]}
+RUN = {**SMALL, "spectrum": (1.0, 0.5)}
+SUMMARIES = ["final_loss", "drop_times", "plateau_lengths", "predicted_times", "prediction_error"]
+
+
+def design(**words):
+    return Design.of(**{**SMALL, "seeds": 3, **words})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The undisturbed sweep, in blocks of two cells."""
+    return run(design(), tmp_path_factory.mktemp("whole") / "s.zarr", block=2).load()
+
+
+def assert_same(found, expected, **where):
+    assert set(found.variables) == set(expected.variables)
+    for name, variable in expected.isel(**where).variables.items():
+        np.testing.assert_array_equal(found.isel(**where)[name].values, variable.values)
+
+
+def test_cells_are_the_runs_that_simulate_makes(whole):
+    for i, scale in enumerate(SMALL["scale"]):
+        settings = Settings(**{**RUN, "scale": scale, "seeds": 3, "record": ("loss",)})
+        runs = Study.of(settings).run()
+        np.testing.assert_allclose(whole["loss"].values[i], runs["loss"].values, rtol=1e-12)
+        np.testing.assert_array_equal(whole["clock"].values[i], runs["time"].values)
+        np.testing.assert_array_equal(whole["step"].values[i], runs["step"].values)
+    assert (whole["result"] == 0).all()
+    assert whole["loss"].dims == ("scale", "seed", "time")
+
+
+def test_xarray_opens_it_plainly(whole, tmp_path):
+    run(design(), tmp_path / "s.zarr", block=2)
+    with xr.open_zarr(tmp_path / "s.zarr") as plain:
+        assert_same(plain.load(), whole)
+        assert plain["final_loss"].sel(scale=0.6, seed=1) == whole["loss"].values[1, 1, -1]
+        assert plain.attrs["iclflow_version"] == icl.__version__
+
+
+def test_stopped_anywhere_it_goes_on_to_the_same_bits(whole, tmp_path, monkeypatch):
+    path, compute, calls = tmp_path / "s.zarr", computing.compute, []
+
+    def stopping(block):
+        calls.append(block)
+        if len(calls) in (2, 4):
+            raise KeyboardInterrupt
+        return compute(block)
+
+    monkeypatch.setattr(execute, "compute", stopping)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run(design(), path, block=2)
+    assert_same(run(design(), path, block=2).load(), whole)
+    assert len(calls) == 4 + 2  # four blocks, and two that were stopped
+    run(design(), path, block=2)
+    assert len(calls) == 6  # finished: nothing is computed
+
+
+def test_a_signal_while_a_block_is_written_waits_for_its_end(tmp_path, monkeypatch):
+    write = SweepStore.write
+
+    def struck(store, region, answer):
+        os.kill(os.getpid(), signal.SIGINT)
+        write(store, region, answer)
+
+    monkeypatch.setattr(SweepStore, "write", struck)
+    with pytest.raises(KeyboardInterrupt):
+        run(design(), tmp_path / "s.zarr", block=2)
+    assert int((load(tmp_path / "s.zarr")["content"] != 0).sum()) == 2
+
+
+def test_values_and_seeds_that_are_added_are_computed_alone(whole, tmp_path, monkeypatch):
+    path, compute, cells = tmp_path / "s.zarr", computing.compute, []
+    run(design(), path, block=2)
+
+    def counting(block):
+        cells.append(int(block.wanted.sum()))
+        return compute(block)
+
+    monkeypatch.setattr(execute, "compute", counting)
+    grown = run(design(scale=[0.4, 0.6, 0.3], seeds=4), path).load()
+    assert sum(cells) == 12 - 6
+    assert grown["scale"].values.tolist() == [0.3, 0.6, 0.4]  # what was there keeps its place
+    assert np.isfinite(grown["final_loss"]).all()
+    for name in ("loss", "drop_times", "final_loss", "content"):
+        np.testing.assert_array_equal(grown[name].values[:2, :3], whole[name].values)
+    fresh = run(design(scale=[0.4], seeds=4), tmp_path / "fresh.zarr").load()
+    np.testing.assert_allclose(grown["loss"][2], fresh["loss"][0], rtol=1e-12)
+
+
+def test_fewer_values_another_design_and_what_is_no_sweep_are_refused(whole, tmp_path):
+    path = tmp_path / "s.zarr"
+    run(design(), path, block=2)
+    for other in (design(seeds=2), design(steps=61), design(scale=[0.3, 0.7]), design(scale=0.3)):
+        with pytest.raises(ValueError, match="another name or move it away"):
+            run(other, path)
+    assert_same(load(path).load(), whole)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("mine")
+    zarr.create_group(tmp_path / "other.zarr")
+    for name in ("notes", "other.zarr"):
+        with pytest.raises(ValueError, match="is no sweep"):
+            run(design(), tmp_path / name)
+        with pytest.raises(ValueError, match=r"no sweep"):
+            load(tmp_path / name)
+    assert (tmp_path / "notes" / "a.txt").read_text() == "mine"
+    with pytest.raises(ValueError, match="does not exist"):
+        run(design(), tmp_path / "missing" / "s.zarr")
+
+
+@pytest.mark.parametrize(("name", "value", "message"), [
+    ("__version__", "0.0.1", "written by iclflow"), ("code", lambda: "0", "other code"),
+])  # fmt: skip
+def test_a_store_of_another_version_is_refused(name, value, message, tmp_path, monkeypatch):
+    path = tmp_path / "s.zarr"
+    run(design(scale=0.3, seeds=1), path)
+    monkeypatch.setattr(icl if name == "__version__" else layout, name, value)
+    with pytest.raises(ValueError, match=message):
+        run(design(scale=0.3, seeds=1), path)
+
+
+def chunks(path, name):
+    return sorted(file for file in (path / name / "c").rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize("name", ["loss", "content", "clock"])
+def test_a_damaged_chunk_is_found_and_its_cells_computed_anew(name, whole, tmp_path):
+    path, told = tmp_path / "s.zarr", []
+    run(design(), path, block=2)
+    file = chunks(path, name)[1]
+    damaged = bytearray(file.read_bytes())
+    damaged[len(damaged) // 2] ^= 255
+    file.write_bytes(damaged)
+    if name != "clock":
+        with pytest.raises(Exception, match="checksum"):
+            load(path)[name].load()
+    found = run(design(), path, progress=told.append)
+    assert told[0].lost == (2 if name == "clock" else 1)
+    assert_same(found.load(), whole)
+
+
+def test_a_full_disk_loses_nothing(whole, tmp_path, monkeypatch):
+    from zarr.storage import LocalStore
+
+    path, put, left = tmp_path / "s.zarr", LocalStore.set, [25]
+
+    async def full(store, key, value):
+        left[0] -= "/c/" in key
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        await put(store, key, value)
+
+    with monkeypatch.context() as here:
+        here.setattr(LocalStore, "set", full)
+        with pytest.raises(OSError, match="the disk is full"):
+            run(design(), path, block=2)
+    there = (load(path)["content"] != 0).values
+    assert 0 < there.sum() < 6
+    np.testing.assert_array_equal(load(path)["loss"].values[there], whole["loss"].values[there])
+    assert_same(run(design(), path, block=2).load(), whole)
+
+
+def test_a_folder_that_may_not_be_written_says_so(tmp_path, monkeypatch, capsys):
+    (tmp_path / "design.toml").write_text("[sweep]\nsteps = 5\nrate = 0.1\nheads = 2\n")
+    place = tmp_path / "locked"
+    place.mkdir()
+    mkdir = type(place).mkdir
+
+    def refuse(path, *args, **options):
+        if place in path.parents:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return mkdir(path, *args, **options)
+
+    monkeypatch.setattr(type(place), "mkdir", refuse)
+    given = ["sweep", str(tmp_path / "design.toml"), "--out", str(place / "s.zarr")]
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(given)
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def hold(path, ready, leave):
+    layout.locked(path)
+    ready.set()
+    leave.wait()
+
+
+def test_two_processes_cannot_write_one_store(whole, tmp_path):
+    path = tmp_path / "s.zarr"
+    run(design(), path, block=2)
+    spawn = multiprocessing.get_context("spawn")
+    ready, leave = spawn.Event(), spawn.Event()
+    other = spawn.Process(target=hold, args=(path, ready, leave))
+    other.start()
+    assert ready.wait(60)
+    with pytest.raises(ValueError, match="another process writes"):
+        run(design(seeds=4), path)
+    assert_same(load(path).load(), whole)  # reading is free
+    leave.set()
+    other.join()
+    assert run(design(seeds=4), path).sizes["seed"] == 4
+
+
+def test_a_cell_that_fails_is_recorded_and_the_rest_goes_on(whole, tmp_path, monkeypatch):
+    path, train = tmp_path / "s.zarr", computing.run_batch
+
+    def failing(batch, *others):
+        if np.any((batch.cells[:, 0] == 1) & (batch.cells[:, 1] == 2)):
+            raise RuntimeError("no such\nmemory")
+        return train(batch, *others)
+
+    with monkeypatch.context() as here:
+        here.setattr(computing, "run_batch", failing)
+        found = run(design(), path).load()
+    assert found.attrs["reasons"] == ["no such memory"]
+    assert np.argwhere(found["failure"].values > 0).tolist() == [[1, 2]]
+    assert np.argwhere(np.isnan(found["final_loss"].values)).tolist() == [[1, 2]]
+    again = run(design(), path).load()  # the same call tries it again
+    assert (again["failure"] == 0).all()
+    np.testing.assert_allclose(again["loss"], whole["loss"], rtol=1e-12)
+
+
+def test_a_point_that_cannot_be_built_fails_alone(tmp_path):
+    words = {**SMALL, "scale": 0.3, "spectrum": [[1.0, 0.5], [1.0, 0.5, 0.2]]}
+    found = run(Design.of(**words, task_covariance=[1, 1]), tmp_path / "s.zarr").load()
+    assert found["failure"].values.ravel().tolist() == [0, 1]
+    assert "task_covariance needs 3 variances" in found.attrs["reasons"][0]
+
+
+def test_a_rate_that_diverges_is_a_result(tmp_path):
+    found = run(design(scale=0.6, rate=[0.1, 50.0], seeds=2), tmp_path / "s.zarr").load()
+    assert (found["result"].values == [[0, 0], [1, 1]]).all()
+    assert (found["failure"] == 0).all()
+
+
+def test_summaries_are_those_of_the_curves(tmp_path):
+    words = {"scale": 0.3, "rate": 0.2, "steps": 1500, "save": "linear:300", "seeds": 3}
+    found = run(design(**words, summaries=[*SUMMARIES, "detected_times", "algorithm"]),
+                tmp_path / "s.zarr").load()  # fmt: skip
+    study = Study.of(Settings(**{**RUN, **words}))
+    for seed in range(3):
+        time, loss = found["clock"].values, found["loss"].values[seed]
+        literal = []
+        for level, after in zip(study.levels()[:-1], study.levels()[1:], strict=True):
+            j = next(i for i, value in enumerate(loss) if value < (level + after) / 2)
+            literal.append(
+                np.interp(-(level + after) / 2, -loss[j - 1 : j + 1], time[j - 1 : j + 1])
+            )
+        np.testing.assert_allclose(found["drop_times"][seed], literal, rtol=1e-12)
+        np.testing.assert_allclose(found["detected_times"][seed], literal, rtol=0.05)
+    np.testing.assert_array_equal(found["final_loss"], found["loss"][:, -1])
+    compared = study.prediction(study.run())
+    np.testing.assert_allclose(found["predicted_times"], compared.predicted, rtol=1e-10)
+    error = found["predicted_times"] / found["drop_times"] - 1
+    np.testing.assert_allclose(found["prediction_error"], error, rtol=1e-12)
+    ends = found["plateau_lengths"].values.cumsum(axis=1)
+    assert (ends < found["drop_times"]).all()
+    assert all("least squares" in name or "PCR-2" in name for name in found["algorithm"].values)
+
+
+def test_crossings_of_many_curves_are_those_of_each():
+    rng = np.random.default_rng(0)
+    time = np.linspace(0, 1, 50)
+    loss = np.sort(rng.uniform(0, 1, (4, 50)), axis=1)[:, ::-1]
+    loss[0, 20:] = np.nan
+    levels = np.array([1.6, 0.9, 0.4, -2.4])
+    many = first_crossings(time, loss, levels)
+    for row, curve in zip(many, loss, strict=True):
+        alone = [first_crossing(time, curve, level) for level in levels]
+        np.testing.assert_array_equal(row, alone)
+        for level, found in zip(levels[1:3], row[1:3], strict=True):
+            kept = np.isfinite(curve)
+            if np.isfinite(found):
+                there = np.interp(found, time[kept], curve[kept])
+                assert there == pytest.approx(level, rel=1e-12)
+    assert np.isnan(many[:, 0]).all()  # above the start
+    assert np.isnan(many[:, -1]).all()  # below the end
+
+
+def test_runs_of_other_shapes_and_lengths_share_a_store(tmp_path):
+    words = {**SMALL, "scale": 0.3, "heads": [1, 3], "steps": [10, 20], "save": "all"}
+    found = run(Design.of(**words, record=["loss", "values"]), tmp_path / "s.zarr").load()
+    assert found["values"].dims == ("heads", "steps", "seed", "time", "head")
+    assert found["values"].shape == (2, 2, 1, 21, 3)
+    there = np.isfinite(found["values"].values[..., 0, :, :])
+    assert there.sum(axis=(-1, -2)).tolist() == [[11, 21], [33, 63]]
+
+
+def test_the_shell_runs_says_and_resumes(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = [f"{name} = {json.dumps(value)}" for name, value in SMALL.items()]
+    (tmp_path / "design.toml").write_text("\n".join(["[sweep]", *text]))
+    assert cli.main(["sweep", "design.toml", "--dry-run", "--json"]) == 0
+    expected = json.loads(capsys.readouterr().out)
+    assert (expected["cells"], expected["programs"]) == (2, 1)
+    given = ["sweep", "design.toml", "--set", "seeds=2", "--out", "s.zarr", "--json"]
+
+    def stopped(*args, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as here:
+        here.setattr(execute, "compute", stopped)
+        assert cli.main(given) == 130
+    assert "Go on: iclflow" in capsys.readouterr().err
+    assert cli.main(given) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["cells"], found["finished"], found["failed"]) == (4, 4, 0)
+    for options in (["--x", "scale"], ["--x", "final_loss", "--color", "scale"]):
+        assert cli.main(["plot", "s.zarr", *options, "--y", "drop_times"]) == 0
+    assert (tmp_path / "s.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    (["sweep"], "give a design"),
+    (["sweep", "design.toml"], "give --out"),
+    (["sweep", "design.toml", "--out", "s.nc"], "ending must be .zarr"),
+    (["sweep", "design.toml", "--out", "s.zarr", "--set", "x"], "NAME=VALUE"),
+    (["sweep", "design.toml", "--out", "s.zarr", "--workers", "1", "--scheduler", "a"], "or"),
+    (["sweep", "none.toml", "--out", "s.zarr"], "none.toml"),
+    (["plot", "none.zarr", "--x", "scale", "--y", "loss"], "there is no sweep"),
+])  # fmt: skip
+def test_bad_commands_are_one_line(given, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "design.toml").write_text("[sweep]\nsteps = 5\n")
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(given)
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert shown.count("\n") == 1
+    assert not (tmp_path / "s.zarr").exists()
+
+
+def test_without_the_extra_one_line_says_what_to_install(tmp_path, monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError(name=name)
+
+    monkeypatch.setattr(layout.importlib, "import_module", missing)
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "iclflow\[sweep\]"'):
+        run(design(), tmp_path / "s.zarr")
+
+
+def test_a_design_survives_a_change_of_its_order(whole, tmp_path):
+    run(design(scale=[0.6, 0.3]), tmp_path / "s.zarr", block=2)
+    found = run(design(), tmp_path / "s.zarr").load()
+    assert found["scale"].values.tolist() == [0.6, 0.3]
+    np.testing.assert_array_equal(found["loss"].sortby("scale"), whole["loss"])
+
+
+def test_designs_are_plain_values():
+    assert dataclasses.replace(design(), seeds=5).shape == (2, 5)
