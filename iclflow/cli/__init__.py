@@ -21,6 +21,7 @@ COMMANDS = {
     "diagnose": "stages, algorithms and geometry of a run, a loss curve or checkpoints",
     "train": "the flags of the published code, in seconds instead of days",
     "compare": "repeat a recorded run of the published code and report the difference",
+    "explore": "a page that trains attention as you watch; or shows recorded runs",
     "animate": "a video of the weights over training, from a run that recorded them",
 }
 

@@ -1,16 +1,16 @@
 """Recorded runs as bytes inside the page: what it shows of them, in the eigenvectors of Λ."""
 
 import base64
+import dataclasses
 import json
 import zlib
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 import xarray as xr
 
-from iclflow.explorer.address import INSTEAD, require_page
+from iclflow.explorer.address import require_page
 from iclflow.models import AbstractModel, Merged, Separate
 from iclflow.runs.record import recorded_models
 from iclflow.study.load import load_runs
@@ -23,25 +23,22 @@ MOST = 4000  # saves that the page takes
 RUNS = 100
 
 
-def embed(page: str, runs: xr.Dataset | Path | str) -> str:
-    """The page with recorded runs inside."""
+def packed(runs: xr.Dataset | Path | str) -> str:
+    """Recorded runs as the text of an element of the page."""
     title = "a run" if isinstance(runs, xr.Dataset) else Path(runs).name
     found = runs if isinstance(runs, xr.Dataset) else load_runs(runs)
-    text = base64.b64encode(zlib.compress(payload(found, title), 9)).decode()
-    inside = f'<script type="text/plain" id="recorded">{text}</script>\n'
-    return page.replace("</head>", inside + "</head>", 1)
+    return base64.b64encode(zlib.compress(payload(found, title), 9)).decode()
 
 
 def payload(runs: xr.Dataset, title: str) -> bytes:
     """One line about the runs, then times and losses as doubles, weights as floats."""
     settings = require_recorded(runs)
-    task, init = settings.task(), None
+    task = settings.task()
     init = settings.initialiser(task)
     runs = runs.isel(seed=slice(RUNS))
     runs = runs.isel(time=shown(runs["time"].values, runs["loss"].values))
-    weights = np.stack(
-        [_weights(recorded_models(runs.isel(seed=i), init), task) for i in range(runs.sizes["seed"])]
-    )
+    each = [runs.isel(seed=i) for i in range(runs.sizes["seed"])]
+    weights = np.stack([_weights(recorded_models(run, init), task) for run in each])
     variances = np.diagonal(task.basis.T @ task.second_moment()[0, :, 0] @ task.basis)
     about = {
         "title": title,
@@ -78,13 +75,11 @@ def require_recorded(runs: xr.Dataset) -> Settings:
         raise ValueError("the page shows gradient descent; Adam and momentum keep no t/τ")
     if not np.isfinite(runs["loss"].values).all():
         raise ValueError("some of these runs stopped early; the page shows whole runs")
-    free = {"rate": None, "steps": None, "time": None, "seeds": 1, "sequences": None, "match": False}
-    require_page(_replaced(settings, **free, blocks="auto", data_seed=1))
+    # What only training depends on is free.
+    free = {"rate": None, "steps": None, "seeds": 1, "sequences": None, "match": False}
+    more = {"loss": "auto", "blocks": "auto", "data_seed": 1, "batch": None, "fresh": False}
+    require_page(dataclasses.replace(settings, **free, **more))
     return settings
-
-
-def _replaced(settings: Settings, **changes: Any) -> Settings:
-    return type(settings)(**{**vars(settings), **changes})
 
 
 def _weights(models: AbstractModel, task: Task) -> np.ndarray:
@@ -103,7 +98,7 @@ def _weights(models: AbstractModel, task: Task) -> np.ndarray:
     elif isinstance(layer, Separate):
         parts = [layer.values, *(np.asarray(a) @ basis for a in (layer.keys, layer.queries))]
     else:
-        raise ValueError(f"the page shows attention, got {type(models).__name__}; {INSTEAD}")
+        raise ValueError(f"the page shows attention, got {type(models).__name__}")
     saves = jax.tree.leaves(layer)[0].shape[0]
     return np.concatenate([np.asarray(part).reshape(saves, -1) for part in parts], axis=1)
 
@@ -116,5 +111,6 @@ def shown(times: np.ndarray, losses: np.ndarray) -> list[int]:
     for i in range(1, len(times)):
         if i in wanted or np.max(np.abs(losses[:, i] - losses[:, kept[-1]])) > tolerance:
             kept.append(i)
-    kept = [i for i in kept if i < len(times)]
-    return kept if len(kept) <= MOST else [kept[i] for i in np.linspace(0, len(kept) - 1, MOST).astype(int)]
+    if len(kept) <= MOST:
+        return kept
+    return [kept[i] for i in np.linspace(0, len(kept) - 1, MOST).astype(int)]

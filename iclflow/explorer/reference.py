@@ -1,4 +1,4 @@
-"""What the library computes, for the page's kernel to equal: `python -m iclflow.explorer.reference`.
+"""What the library computes, for the page to equal: `python -m iclflow.explorer.reference`.
 
 Each run is what `iclflow simulate` makes of its settings. `web/page/check.js` repeats them all in
 Node and in a browser, and some of them behind "test this page".
@@ -108,7 +108,8 @@ def _theory(study: Study, model: AbstractModel, runs: Any) -> dict[str, Any]:
     if not isinstance(model, AbstractLinearModel):
         return {}
     modes = Modes.of(task)
-    result: dict[str, Any] = {"levels": [float(modes.level(range(m))) for m in range(task.size + 1)]}
+    levels = [float(modes.level(range(m))) for m in range(modes.rank + 1)]
+    result: dict[str, Any] = {"levels": levels}
     if study.settings.sequences is None:
         found = identify(recorded_models(runs, study.init), task)
         names = [n for n in found.candidate.values if n == "zero" or "PCR-" in n]

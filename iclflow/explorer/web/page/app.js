@@ -23,7 +23,7 @@ import { cursorWords, words } from "./words.js";
 /** @typedef {import("./settings.js").Settings} Settings */
 
 const PAUSE = 80; // ms between two pictures of the runs behind
-const opened = parse(location.hash);
+const opened = parse(location.hash.length > 1 ? location.hash : (document.getElementById("opens")?.textContent ?? ""));
 let settings = opened.named ? opened.settings : valid(PRESETS[0].settings);
 if (new URLSearchParams(location.hash.slice(1)).has("embed")) document.body.classList.add("embed");
 const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
@@ -168,15 +168,23 @@ addEventListener("hashchange", () => {
   change(given.settings);
 });
 requestAnimationFrame(frame);
+
+/** @param {import("./recorded.js").Recorded} found */
+function showRecorded({ setup, runs, title }) {
+  timeline.restart();
+  settings = setup.settings;
+  controls.show(settings, `Recorded by the library: ${title}. Move anything, and this page trains its own.`);
+  trainer.show(setup, runs);
+}
+
 recorded()
-  .then((found) => {
-    if (!found || opened.named) return change({});
-    settings = found.setup.settings;
-    controls.show(settings, `Recorded by the library: ${found.title}. Move anything, and this page trains its own.`);
-    trainer.show(found.setup, found.runs);
-  })
   .catch((error) => {
-    console.error(`recorded runs: ${error.message}`);
-    change({});
+    byId("note").textContent = `The recorded runs in this page cannot be read: ${error.message}.`;
+    return [];
+  })
+  .then((found) => {
+    controls.offer(found.map((one) => ({ name: one.title, show: () => showRecorded(one) })));
+    if (found.length && !opened.named) showRecorded(found[0]);
+    else change({});
   });
 /** @type {any} */ (window).explorer = { trainer, timeline, latencies, change, selfTest, settings: () => settings };

@@ -59,6 +59,15 @@ export class Controls {
     });
   }
 
+  /** Buttons for recorded runs, before the presets. @param {{name: string, show: () => void}[]} runs */
+  offer(runs) {
+    for (const { name, show } of runs.reverse()) {
+      const button = html("button", { type: "button" }, name);
+      button.addEventListener("click", show);
+      byId("figures").prepend(button);
+    }
+  }
+
   /** @param {Field} about */
   #field({ name, label, kind, options = [], step = 1, wide }) {
     const attributes = {

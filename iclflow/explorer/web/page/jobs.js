@@ -3,7 +3,7 @@
 import { Descent, logSteps } from "../kernel/descent.js";
 import { defaultRate, problems, stage } from "../kernel/experiment.js";
 import { initialWeights } from "../kernel/start.js";
-import { predict } from "../theory/predict.js";
+import { hasQuick, predict } from "../theory/predict.js";
 import { isSoftmax } from "./settings.js";
 
 /** @typedef {import("./settings.js").Settings} Settings */
@@ -18,6 +18,7 @@ import { isSoftmax } from "./settings.js";
  * @property {number} horizon t/τ at the end
  * @property {number} steps
  * @property {Stairs | null} theory of the run in front
+ * @property {boolean} rough whether a better theory is still to come
  */
 
 const SAVES = 240; // evenly in the logarithm of time, and besides wherever the loss moves
@@ -26,10 +27,10 @@ const BEYOND = 2; // times the last predicted drop: the end of a run that was gi
 const LONGEST = 250000; // steps that the page takes unasked
 const SOFTMAX_STEPS = 4000;
 
-/** The theory of the run in front, the rate and the end. @type {(settings: Settings) => Setup} */
+/** The theory of the run in front, at first the quick one, the rate and the end. @type {(settings: Settings) => Setup} */
 export function plan(settings) {
   const { modes, shape } = stage(settings);
-  const theory = predict(modes, shape, initialWeights(settings, settings.seed + settings.front));
+  const theory = predict(modes, shape, initialWeights(settings, settings.seed + settings.front), true);
   const rate = settings.rate || defaultRate(settings);
   let { steps } = settings;
   if (!steps && isSoftmax(settings)) steps = SOFTMAX_STEPS;
@@ -38,7 +39,7 @@ export function plan(settings) {
     const last = theory.drops[theory.drops.length - 1]?.time ?? 30 / slowest;
     steps = Math.min(LONGEST, Math.ceil(niceAbove(BEYOND * last) / (2 * rate)));
   }
-  return { settings, modes, shape, rate, steps, horizon: 2 * rate * steps, theory };
+  return { settings, modes, shape, rate, steps, horizon: 2 * rate * steps, theory, rough: hasQuick(modes, shape) };
 }
 
 /** Runs of an experiment, each to be advanced piece by piece. @type {(settings: Settings, rate: number, steps: number) => (index: number) => Descent} */
@@ -49,10 +50,10 @@ export function runsOf(settings, rate, steps) {
   return (index) => new Descent(problem(settings.seed + index), { rate, marks, moved: MOVED * modes.power });
 }
 
-/** The predicted drops of one start. @type {(settings: Settings, index: number) => import("../theory/dormant.js").Drop[]} */
-export function dropsOf(settings, index) {
+/** What the theory says of one start. @type {(settings: Settings, index: number, quick?: boolean) => Stairs} */
+export function theoryOf(settings, index, quick = false) {
   const { modes, shape } = stage(settings);
-  return predict(modes, shape, initialWeights(settings, settings.seed + index)).drops;
+  return predict(modes, shape, initialWeights(settings, settings.seed + index), quick);
 }
 
 /** About how many nanoseconds a run takes. @type {(setup: Setup) => number} */

@@ -18,10 +18,10 @@ async function inflated(text) {
   return new Response(stream).arrayBuffer();
 }
 
-/** The runs in an element of the page, or null where there is none. @type {(name?: string) => Promise<Recorded | null>} */
-export async function recorded(name = "recorded") {
-  const inside = document.getElementById(name);
-  return inside ? unpack(await inflated(inside.textContent ?? "")) : null;
+/** All recorded runs inside the page. @type {() => Promise<Recorded[]>} */
+export async function recorded() {
+  const inside = [...document.querySelectorAll("script.recorded")];
+  return Promise.all(inside.map(async (element) => unpack(await inflated(element.textContent ?? ""))));
 }
 
 /** Runs from bytes; every number that sizes depend on is bounded first. @type {(bytes: ArrayBuffer) => Recorded} */
@@ -46,7 +46,7 @@ export function unpack(bytes) {
   const rate = Math.min(BOUNDS.rate[1], Math.max(1e-9, Number(about.rate) || 1)),
     steps = Math.max(1, Math.round(Number(about.steps) || 1));
   /** @type {Setup} */
-  const setup = { settings, modes, shape, rate, steps, horizon: times[saves - 1], theory: null };
+  const setup = { settings, modes, shape, rate, steps, horizon: times[saves - 1], theory: null, rough: false };
   const runs = losses.map((loss, index) => {
     const weights = Float64Array.from(new Float32Array(bytes, at, saves * count));
     at += 4 * saves * count;

@@ -56,6 +56,7 @@ export class Trainer {
     this.cloud = [];
     for (const index of [...this.runs.keys()]) if (index >= settings.seeds) this.runs.delete(index);
     clearTimeout(this.timer);
+    if (setup.rough) this.#post(1, [], [], true);
     if (cost(setup) < QUICK) {
       const descent = runsOf(settings, setup.rate, setup.steps)(settings.front);
       descent.advance(Infinity);
@@ -85,22 +86,32 @@ export class Trainer {
     return this.setup ? this.runs.get(this.setup.settings.front) : undefined;
   }
 
-  /** @param {number} n the worker @param {number[]} runs @param {number[]} starts */
-  #post(n, runs, starts) {
+  /** @param {number} n the worker @param {number[]} runs @param {number[]} starts @param {boolean} refine */
+  #post(n, runs, starts, refine = false) {
     const { settings, rate, steps } = /** @type {Setup} */ (this.setup);
     const count = Math.max(1, Math.min(4, navigator.hardwareConcurrency || 2));
     while (this.workers.length < count) this.workers.push(startWorker((message) => this.#receive(message)));
-    this.workers[n].postMessage({ id: this.id, settings, runs, starts, rate, steps });
+    this.workers[n % count].postMessage({ id: this.id, settings, runs, starts, refine, rate, steps });
   }
 
   /** @param {any} message */
   #receive(message) {
     if (message.id !== this.id) return;
     if (message.what === "run") return this.#extend(message);
+    if (message.what === "theory") this.#refine(message.stairs);
     if (message.what === "cloud") this.cloud.push(...message.times);
     const run = this.runs.get(message.index);
     if (run && message.what === "drops") run.drops = message.drops;
     this.changed("others");
+  }
+
+  /** A better theory of the run in front. @param {import("../theory/dormant.js").Stairs} stairs */
+  #refine(stairs) {
+    const { setup, front } = this;
+    if (!setup) return;
+    Object.assign(setup, { theory: stairs, rough: false });
+    if (front?.setup === setup) front.drops = stairs.drops;
+    this.changed("front");
   }
 
   /** @param {any} message */

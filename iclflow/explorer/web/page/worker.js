@@ -1,8 +1,8 @@
 // Works off one job at a time, piece by piece, so that a newer one can take its place within a frame.
 
-import { dropsOf, runsOf } from "./jobs.js";
+import { runsOf, theoryOf } from "./jobs.js";
 
-/** @typedef {{id: number, settings: import("./settings.js").Settings, runs: number[], starts: number[], rate: number, steps: number}} Job */
+/** `runs` to train, `starts` whose drops the theory is asked for, and whether the theory of the run in front is to be refined. @typedef {{id: number, settings: import("./settings.js").Settings, runs: number[], starts: number[], refine: boolean, rate: number, steps: number}} Job */
 
 const PIECE = 12; // ms between two looks for a newer job
 const SHOW = 90; // ms between two pictures of an unfinished run
@@ -22,7 +22,8 @@ onmessage = ({ data }) => {
 };
 
 /** @param {Job} job */
-async function work({ id, settings, runs, starts, rate, steps }) {
+async function work({ id, settings, runs, starts, refine, rate, steps }) {
+  if (refine) postMessage({ id, what: "theory", stairs: theoryOf(settings, settings.front) });
   const begin = runs.length ? runsOf(settings, rate, steps) : null;
   for (const index of runs) {
     const run = /** @type {NonNullable<typeof begin>} */ (begin)(index);
@@ -47,11 +48,11 @@ async function work({ id, settings, runs, starts, rate, steps }) {
       await breathe();
       if (latest !== id) return;
     }
-    postMessage({ id, what: "drops", index, drops: dropsOf(settings, index) });
+    if (index !== settings.front) postMessage({ id, what: "drops", index, drops: theoryOf(settings, index).drops });
   }
   /** @type {number[][]} */ let cloud = [];
   for (const [n, index] of starts.entries()) {
-    cloud.push(dropsOf(settings, index).map(({ time }) => time));
+    cloud.push(theoryOf(settings, index, true).drops.map(({ time }) => time));
     if (n % 20 < 19 && n + 1 < starts.length) continue;
     postMessage({ id, what: "cloud", times: cloud });
     cloud = [];

@@ -1,8 +1,9 @@
-// What the flow conserves, over time: flat lines, and a drift that is the rate's doing.
+// By how much that which the flow conserves has changed: a drift that is the rate's doing, and happens in the drops.
 
 import { colour, count, holds } from "./context.js";
 import { conserved, conservedNames } from "./conserved_quantities.js";
 import { TimePlot } from "./plot.js";
+import { superscript } from "./svg.js";
 
 /** @typedef {import("./context.js").Context} Context */
 
@@ -18,17 +19,21 @@ export class ConservedView extends TimePlot {
     const names = conservedNames(setup);
     const fits = front && front.setup.shape.kind === setup.shape.kind;
     const all = front && fits ? count(front.times.length).map((i) => conserved(front, i)) : [];
-    const curves = (all[0] ?? []).flatMap((row, q) =>
-      row.map((_, n) => ({
-        ys: Float64Array.from(all, (values) => values[q][n]),
+    const changes = (all[0] ?? []).map((row, q) =>
+      row.map((_, n) => Float64Array.from(all, (now) => now[q][n] - row[n])),
+    );
+    const most = changes.flat().reduce((top, ys) => ys.reduce((a, b) => Math.max(a, Math.abs(b)), top), 1e-15);
+    const power = Math.ceil(-Math.log10(most)); // shown as small numbers times a power of ten
+    const curves = changes.flatMap((row, q) =>
+      row.map((ys, n) => ({
+        ys: ys.map((y) => y * 10 ** power),
         colour: this.#colour(context, row.length, n),
         dash: q > 0 ? "2 5" : undefined,
       })),
     );
-    // The scale is that of the weights they are made of: on it, conserved means flat.
-    const unit = Math.max(...setup.modes.order.map((d) => setup.modes.m[d])) ** (2 / 3);
-    const most = curves.reduce((top, { ys }) => ys.reduce((a, b) => Math.max(a, Math.abs(b)), top), 0.1 * unit);
-    this.axes(context, [-1.08 * most, 1.08 * most], names.join("   dotted: "));
+    const reach = 1.1 * most * 10 ** power;
+    const label = `change of ${names.join(", dotted: ")}, × 10${superscript(-power)}`;
+    this.axes(context, [-reach, reach], label);
     this.drawLines(context, curves);
     this.move(context);
   }

@@ -119,13 +119,15 @@ export class PromptView {
       parts.push(svg("text", { x: x(t), y: y + 18, "text-anchor": "middle" }, number(t)));
     for (const { at, d } of marks) parts.push(svg("circle", { cx: x(at), cy: y, r: 4.5, style: `fill: ${colour(d)}` }));
     parts.push(svg("path", { class: "truth", d: `M${x(prompt.target)} ${y - 10}V${y + 10}` }));
-    parts.push(
-      svg(
-        "text",
-        { class: "label", x: 30, y: y + 33 },
-        `answers ŷ; dots: ${marks.map((mark) => mark.text).join(", ")}; dashed: the truth`,
-      ),
-    );
+    parts.push(svg("text", { class: "label", x: 2, y: y - 26 }, "answers ŷ"));
+    let free = 0; // names where there is room for them, the truth first
+    const named = [{ at: prompt.target, text: "truth", d: undefined }, ...marks].sort((a, b) => a.at - b.at);
+    for (const { at, text, d } of named) {
+      const half = 3.6 * text.length;
+      if (x(at) - half < free) continue;
+      free = x(at) + half + 6;
+      parts.push(svg("text", { x: x(at), y: y + 34, "text-anchor": "middle", style: `fill: ${textColour(d)}` }, text));
+    }
     this.line.replaceChildren(...parts);
   }
 
