@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from iclflow.study.fields import from_names
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
 
@@ -22,7 +23,7 @@ INSTEAD = "iclflow simulate --plot draws it"
 
 def address(given: Mapping[str, Any]) -> str:
     """The part after # of a page with these settings; `ValueError` for what the page has not."""
-    settings = require_page(Settings(**given))
+    settings = require_page(Settings(**from_names(given, "the settings")))
     fields = {name: getattr(settings, name) for name in (*BOUNDS, "model", "rotate")}
     fields["spectrum"] = tuple(settings.task().spectrum.tolist())
     if settings.time is not None:

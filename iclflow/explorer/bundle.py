@@ -17,7 +17,7 @@ POLICY = (
     "worker-src blob:; img-src data:; base-uri 'none'; form-action 'none'"
 )
 _IMPORT = re.compile(r'^import \{\s*([^}]*?),?\s*\} from "(\.[^"]+)";\n', re.MULTILINE)
-_COMMENT = re.compile(r"^\s*(?:/\*\*(?:(?!\*/).)*\*/|//[^\n]*)\n", re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(r"/\*\*.*?\*/ ?\n?|^\s*//[^\n]*\n", re.MULTILINE | re.DOTALL)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|const|class) (\w+))", re.MULTILINE)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from iclflow.explorer.address import require_page
-from iclflow.models import AbstractModel, Merged, Separate
+from iclflow.models import AbstractModel, Blocks, Merged, Separate, empty_model
 from iclflow.runs.record import recorded_models
 from iclflow.study.load import load_runs
 from iclflow.study.settings import Settings
@@ -39,6 +39,7 @@ def payload(runs: xr.Dataset, title: str) -> bytes:
     runs = runs.isel(time=shown(runs["time"].values, runs["loss"].values))
     each = [runs.isel(seed=i) for i in range(runs.sizes["seed"])]
     weights = np.stack([_weights(recorded_models(run, init), task) for run in each])
+    layer = empty_model(init).as_attention()
     variances = np.diagonal(task.basis.T @ task.second_moment()[0, :, 0] @ task.basis)
     about = {
         "title": title,
@@ -53,6 +54,7 @@ def payload(runs: xr.Dataset, title: str) -> bytes:
         "rate": float(runs["time"].values[-1] / (2 * runs["step"].values[-1])),
         "steps": int(runs["step"].values[-1]),
         "saves": runs.sizes["time"],
+        "partial": layer is not None and layer.blocks is Blocks.FULL,
     }
     head = json.dumps(about).encode()
     head += b" " * (-(len(head) + 4) % 8)  # the doubles start at a multiple of eight

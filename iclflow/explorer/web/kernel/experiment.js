@@ -46,7 +46,7 @@ export function defaultRate(settings) {
   const { modes, shape } = stage(settings);
   if (shape.kind !== "transformer") {
     const rate = stableRate(modes, shape, populationLoss(modes));
-    return settings.model.startsWith("softmax") ? Number((4 * rate).toPrecision(3)) : rate;
+    return settings.model.startsWith("softmax") ? Number((2 * rate).toPrecision(3)) : rate;
   }
   // The Hessian of one mode at p q = a∞ is 2 v s² (p² + q²)/a∞ · ½; the largest of them limits the rate.
   return Number((0.25 / Math.max(...modes.order.map((d) => 2 * modes.g[d]))).toPrecision(3));

@@ -19,6 +19,7 @@ import { isSoftmax } from "./settings.js";
  * @property {number} steps
  * @property {Stairs | null} theory of the run in front
  * @property {boolean} rough whether a better theory is still to come
+ * @property {boolean} partial whether weights were trained that the page does not show
  */
 
 const SAVES = 240; // evenly in the logarithm of time, and besides wherever the loss moves
@@ -39,7 +40,7 @@ export function plan(settings) {
     const last = theory.drops[theory.drops.length - 1]?.time ?? 30 / slowest;
     steps = Math.min(LONGEST, Math.ceil(niceAbove(BEYOND * last) / (2 * rate)));
   }
-  return { settings, modes, shape, rate, steps, horizon: 2 * rate * steps, theory, rough: hasQuick(modes, shape) };
+  return { settings, modes, shape, rate, steps, horizon: 2 * rate * steps, theory, rough: hasQuick(modes, shape), partial: false };
 }
 
 /** Runs of an experiment, each to be advanced piece by piece. @type {(settings: Settings, rate: number, steps: number) => (index: number) => Descent} */

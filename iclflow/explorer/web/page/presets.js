@@ -18,7 +18,7 @@ export const PRESETS = [
     name: "Fig. 1: one drop",
     group: "figures",
     note: "Key and query merged into one matrix: all components together, one drop, and a wait that grows only as the logarithm of the start.",
-    settings: { model: "merged", heads: 8, scale: 0.001, seeds: 6 },
+    settings: { model: "merged", heads: 8, scale: 0.001, rate: 0.05, seeds: 6 },
   },
   {
     name: "Fig. 4: low rank",

@@ -46,7 +46,7 @@ export function unpack(bytes) {
   const rate = Math.min(BOUNDS.rate[1], Math.max(1e-9, Number(about.rate) || 1)),
     steps = Math.max(1, Math.round(Number(about.steps) || 1));
   /** @type {Setup} */
-  const setup = { settings, modes, shape, rate, steps, horizon: times[saves - 1], theory: null, rough: false };
+  const setup = { settings, modes, shape, rate, steps, horizon: times[saves - 1], theory: null, rough: false, partial: Boolean(about.partial) };
   const runs = losses.map((loss, index) => {
     const weights = Float64Array.from(new Float32Array(bytes, at, saves * count));
     at += 4 * saves * count;

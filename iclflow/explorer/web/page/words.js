@@ -42,8 +42,12 @@ export function words(context) {
     ["conserved", conservedNames(setup).length > 0],
   ]))
     /** @type {HTMLElement} */ (document.querySelector(`[data-view="${view}"]`)).hidden = !shown;
+  document.body.dataset.kind = kind;
+  byId("matrix-words").textContent = transformer
+    ? "ŷ = p β q x with p, q diagonal; shown: a = p q. Best: the optimum at this N."
+    : "ŷ = βᵀM x, M = Σ v k qᵀ. Best: M = B⁻¹GΛ⁻¹ (23).";
   byId("loss-words").textContent =
-    `Dotted: plateaus, L = E[y²] − Σ σ² over what is learned (24). ${context.cloud.length ? `Thin strokes: the drops of ${context.cloud.length} other starts, by theory.` : ""}`;
+    `Dotted: plateaus, ${transformer ? "the least loss of the modes learned so far" : "L = E[y²] − Σ σ² over what is learned (24)"}. ${context.cloud.length ? `Thin strokes: the drops of ${context.cloud.length} other starts, by theory.` : ""}`;
   byId("heads-words").textContent =
     kind === "merged"
       ? "One dial a head; the arrow shows which diagonal entries of its matrix U are large. All heads become copies of one another (17)."

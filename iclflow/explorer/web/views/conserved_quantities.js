@@ -7,6 +7,7 @@ import { count, isLinear, weightsAt } from "./context.js";
 /** The names of the conserved quantities of a model, with their equations. @type {(setup: import("./context.js").Setup) => string[]} */
 export function conservedNames(setup) {
   const { kind } = setup.shape;
+  if (setup.partial) return []; // weights that are not here take part in them (E7)
   if (kind === "transformer") return ["Σ (p² − q²)", "p² − q²"];
   if (kind === "merged") return isLinear(setup) ? ["v² − ‖U‖²"] : [];
   return isLinear(setup) ? ["‖k‖² − v²", "‖k‖² − ‖q‖²"] : ["‖k‖² − ‖q‖²"];

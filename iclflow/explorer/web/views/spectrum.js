@@ -31,7 +31,7 @@ export class SpectrumView {
       fresh = spectrum.length !== this.spectrum.length || width !== this.drawn;
     this.spectrum = [...spectrum];
     this.drawn = width;
-    this.most = this.held === undefined ? Math.max(0.5, Math.min(1, 1.15 * Math.max(...spectrum))) : this.most;
+    this.most = this.held === undefined ? Math.max(0.5, 1.15 * Math.max(...spectrum)) : this.most;
     if (fresh) {
       set(this.sheet, { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}` });
       this.sheet.replaceChildren(
