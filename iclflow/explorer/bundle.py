@@ -21,6 +21,11 @@ _COMMENT = re.compile(r"/\*\*.*?\*/ ?\n?|^\s*//[^\n]*\n", re.MULTILINE | re.DOTA
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|const|class) (\w+))", re.MULTILINE)
 
 
+def text(name: str) -> str:
+    """A file of the page."""
+    return (WEB / name).read_text(encoding="utf-8")
+
+
 def glue(entry: str) -> str:
     """One script from a module of the page and all it imports."""
     done: dict[Path, str] = {}
@@ -28,18 +33,18 @@ def glue(entry: str) -> str:
     def add(module: Path) -> None:
         if module in done:
             return
-        text = module.read_text(encoding="utf-8")
-        for found in _IMPORT.finditer(text):
+        source = module.read_text(encoding="utf-8")
+        for found in _IMPORT.finditer(source):
             add((module.parent / found[2]).resolve())
 
         def taken(found: re.Match[str]) -> str:
             names = found[1].replace(" as ", ": ")
             return f"const {{ {names} }} = {_name((module.parent / found[2]).resolve())};\n"
 
-        body = _EXPORT.sub(r"\1", _IMPORT.sub(taken, _COMMENT.sub("", text)))
+        body = _EXPORT.sub(r"\1", _IMPORT.sub(taken, _COMMENT.sub("", source)))
         if re.search(r"^(import|export) ", body, re.MULTILINE):
             raise ValueError(f"{module.name} has an import or export that cannot be glued")
-        made = ", ".join(found[2] for found in _EXPORT.finditer(text))
+        made = ", ".join(found[2] for found in _EXPORT.finditer(source))
         done[module] = f"const {_name(module)} = (() => {{\n{body}return {{ {made} }};\n}})();\n"
 
     add((WEB / entry).resolve())
@@ -53,8 +58,8 @@ def _name(module: Path) -> str:
 @cache
 def bundle() -> str:
     """The page with style, scripts, worker and the numbers of its test inside."""
-    page, style = ((WEB / name).read_text(encoding="utf-8") for name in ("index.html", "style.css"))
-    found = json.loads((WEB / "reference.json").read_text(encoding="utf-8"))
+    page, plot, style = map(text, ("index.html", "plot.css", "style.css"))
+    found = json.loads(text("reference.json"))
     tested = json.dumps({"runs": {name: found["runs"][name] for name in SELF_TEST}})
     scripts = (
         f'<script type="text/plain" id="worker">\n{glue("page/worker.js")}</script>\n'
@@ -64,7 +69,8 @@ def bundle() -> str:
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
     for old, new in {
         '<meta charset="utf-8">': f'<meta charset="utf-8">\n{policy}',
-        '<link rel="stylesheet" href="style.css">': f"<style>\n{style}</style>",
+        '<link rel="stylesheet" href="plot.css">\n': "",
+        '<link rel="stylesheet" href="style.css">': f"<style>\n{plot}{style}</style>",
         '<script type="module" src="page/app.js"></script>': scripts,
     }.items():
         if page.count(old) != 1:

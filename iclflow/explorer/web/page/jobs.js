@@ -40,7 +40,17 @@ export function plan(settings) {
     const last = theory.drops[theory.drops.length - 1]?.time ?? 30 / slowest;
     steps = Math.min(LONGEST, Math.ceil(niceAbove(BEYOND * last) / (2 * rate)));
   }
-  return { settings, modes, shape, rate, steps, horizon: 2 * rate * steps, theory, rough: hasQuick(modes, shape), partial: false };
+  return {
+    settings,
+    modes,
+    shape,
+    rate,
+    steps,
+    horizon: 2 * rate * steps,
+    theory,
+    rough: hasQuick(modes, shape),
+    partial: false,
+  };
 }
 
 /** Runs of an experiment, each to be advanced piece by piece. @type {(settings: Settings, rate: number, steps: number) => (index: number) => Descent} */

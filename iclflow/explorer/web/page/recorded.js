@@ -3,6 +3,7 @@
 import { stage } from "../kernel/experiment.js";
 import { weightCount } from "../kernel/models.js";
 import { predict } from "../theory/predict.js";
+import { inflated } from "./inflate.js";
 import { BOUNDS, valid } from "./settings.js";
 
 /** @typedef {import("./trainer.js").Run} Run */
@@ -10,13 +11,6 @@ import { BOUNDS, valid } from "./settings.js";
 /** @typedef {{setup: Setup, runs: Run[], title: string}} Recorded */
 
 const SAVES = 4000; // of a run at most
-
-/** The bytes inside an element. @type {(text: string) => Promise<ArrayBuffer>} */
-async function inflated(text) {
-  const packed = Uint8Array.from(atob(text.trim()), (c) => c.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Response(stream).arrayBuffer();
-}
 
 /** All recorded runs inside the page. @type {() => Promise<Recorded[]>} */
 export async function recorded() {
@@ -46,7 +40,17 @@ export function unpack(bytes) {
   const rate = Math.min(BOUNDS.rate[1], Math.max(1e-9, Number(about.rate) || 1)),
     steps = Math.max(1, Math.round(Number(about.steps) || 1));
   /** @type {Setup} */
-  const setup = { settings, modes, shape, rate, steps, horizon: times[saves - 1], theory: null, rough: false, partial: Boolean(about.partial) };
+  const setup = {
+    settings,
+    modes,
+    shape,
+    rate,
+    steps,
+    horizon: times[saves - 1],
+    theory: null,
+    rough: false,
+    partial: Boolean(about.partial),
+  };
   const runs = losses.map((loss, index) => {
     const weights = Float64Array.from(new Float32Array(bytes, at, saves * count));
     at += 4 * saves * count;
