@@ -29,7 +29,7 @@ def compute_runs(*, quick=False, progress=None):
     step = np.arange(400)
     falls = 1 - 0.5 / (1 + np.exp((np.array([[100.0], [200.0]]) - step) / 5))
     coordinates = {"time": 0.4 * step, "step": ("time", step), "seed": [0, 1]}
-    runs = {name: (("seed", "time"), falls) for name in ("loss", "theory")}
+    runs = dict.fromkeys(("loss", "theory"), (("seed", "time"), falls))
     times = ("seed", [40.0, 80.0])
     found = {**runs, "levels": ("level", [1.0, 0.5]), "drops": times}
     return xr.Dataset(found, coordinates, attrs={"settings": "{}", "quick": quick})
@@ -66,7 +66,7 @@ def no_claims(data) -> list[Claim]:
 
 def draw(data) -> Drawing:
     figure = Drawing(figsize=(3.4, 2.4))
-    figure.subplots().plot(data["time"], data["loss"])
+    figure.subplots().plot(data["time"], data["loss"].values.T)
     return figure
 
 

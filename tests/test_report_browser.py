@@ -178,9 +178,8 @@ def test_the_scorecard_filters_and_sorts_and_leads_to_code_and_control(page, rep
     assert page.evaluate(shown) == ["claim-never", "claim-small", "claim-last"]
     lines = []
     for name in ("code", "control"):
-        page.evaluate(
-            f"[...document.querySelectorAll('#claim-last a')].find(a => a.textContent === '{name}').click()"
-        )
+        links = "[...document.querySelectorAll('#claim-last a')]"
+        page.evaluate(f"{links}.find(a => a.textContent === '{name}').click()")
         end = time.monotonic() + 5
         while not page.evaluate(
             "document.querySelector('.anchor:target')?.closest('details').open"

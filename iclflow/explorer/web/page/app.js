@@ -29,6 +29,7 @@ if (new URLSearchParams(location.hash.slice(1)).has("embed")) document.body.clas
 const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
 let log = true,
   dirty = true,
+  rest = false, // views that wait for the frame after the curve
   others = false,
   drawnOthers = 0;
 
@@ -89,6 +90,7 @@ function frame() {
   trainer.frame();
   const { front, setup } = trainer;
   timeline.frame(front);
+  if (rest) drawRest();
   if (dirty && setup) draw();
   else if (timeline.moved) move();
   if (others && performance.now() - drawnOthers > PAUSE) drawOthers();
@@ -111,13 +113,22 @@ function draw() {
   timeline.settle(front, Boolean(current), views.loss.x?.domain[0] ?? 0);
   const given = context();
   if (!given) return;
-  words(given);
-  for (const view of Object.values(views)) if (view.width > 0) view.draw(given);
+  for (const view of [views.loss, views.strip]) if (view.width > 0) view.draw(given);
+  rest = true;
   timeline.moved = false;
   cursorWords(given, views.strip.at(given.index));
   if (!current) return performance.mark("theory drawn");
   performance.mark("run drawn");
   if (front.done) arrived(setup.settings);
+}
+
+function drawRest() {
+  rest = false;
+  const given = context();
+  if (!given) return;
+  words(given);
+  for (const view of Object.values(views))
+    if (view !== views.loss && view !== views.strip && view.width > 0) view.draw(given);
 }
 
 /** Take the time from a request to the frame that shows its run. @param {Settings} shown */
