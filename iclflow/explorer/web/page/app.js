@@ -167,11 +167,14 @@ makeActions(
   () => `${location.href.replace(/#.*/, "")}#${format(settings, 0)}`,
 );
 makeSaving(views, context);
-new ResizeObserver(() => {
-  for (const view of [...Object.values(views), controls.spectrum]) view.width = view.host.clientWidth;
-  controls.spectrum.draw(settings.spectrum);
-  dirty = true;
-}).observe(byId("loss"));
+const placed = [...Object.values(views), controls.spectrum];
+const sizes = new ResizeObserver(() => {
+  const changed = placed.filter((view) => view.width !== view.host.clientWidth);
+  for (const view of changed) view.width = view.host.clientWidth;
+  if (changed.includes(controls.spectrum)) controls.spectrum.draw(settings.spectrum);
+  if (changed.length) dirty = true;
+});
+for (const { host } of placed) sizes.observe(host);
 addEventListener("hashchange", () => {
   const given = parse(location.hash);
   if (format(given.settings, 0) === format(settings, 0)) return;

@@ -56,7 +56,6 @@ export class Trainer {
     this.cloud = [];
     for (const index of [...this.runs.keys()]) if (index >= settings.seeds) this.runs.delete(index);
     clearTimeout(this.timer);
-    if (setup.rough) this.#post(1, [], [], true);
     if (cost(setup) < QUICK) {
       const descent = runsOf(settings, setup.rate, setup.steps)(settings.front);
       descent.advance(Infinity);
@@ -138,6 +137,7 @@ export class Trainer {
     this.runs.set(index, run);
     if (front && done) {
       this.waiting = false;
+      if (setup.rough) this.#post(1, [], [], true); // the run has all cores until it is there
       this.timer = setTimeout(() => !this.next && this.#trainOthers(setup), PAUSE);
     }
     this.changed(front ? "front" : "others");
