@@ -1,6 +1,7 @@
 """The page's kernel in Node against the library's numbers, and its types."""
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -69,6 +70,14 @@ def test_a_formula_changed_on_one_side_is_found(file, old, new, what, tmp_path):
 def test_types_are_strict():
     done = subprocess.run([str(TSC), "-p", str(WEB)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_imports_point_downwards():
+    layers = ["kernel", "theory", "views", "page"]
+    for path in WEB.rglob("*.js"):
+        level = layers.index(path.parent.name)
+        for name in re.findall(r'^import .*? from "(.+?)";', path.read_text("utf-8"), flags=re.M):
+            assert layers.index((path.parent / name).resolve().parent.name) <= level, (path, name)
 
 
 def test_no_module_is_longer_than_300_lines():

@@ -26,7 +26,10 @@
     const e = n.parentElement;
     if (!n.data.trim() || !shown(e) || /SCRIPT|STYLE/.test(e.tagName) || e.closest('.bands, .names, .matrix, :disabled')) continue;
     const ink = e.closest('svg') ? getComputedStyle(e).fill : getComputedStyle(e).color;
-    const [a, b] = [light(rgb(ink)), light(behind(e))];
+    let seen = 1;
+    for (let up = e; up; up = up.parentElement) seen *= Number(getComputedStyle(up).opacity);
+    const paper = behind(e), mixed = rgb(ink).map((v, i) => seen * v + (1 - seen) * paper[i]);
+    const [a, b] = [light(mixed), light(paper)];
     const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
     if (ratio < 4.5) faults.push(`contrast ${ratio.toFixed(2)}: ${n.data.trim().slice(0, 40)}`);
   }

@@ -7,8 +7,7 @@ import { stableRate } from "./rate.js";
 import { softmaxAttention } from "./softmax.js";
 import { basisOf, initialWeights } from "./start.js";
 import { modesOf } from "./task.js";
-import { coupled, linearTransformer } from "./transformer.js";
-import { transformerModes } from "../theory/transformer.js";
+import { coupled, linearTransformer, transformerModes } from "./transformer.js";
 
 /** @typedef {import("./task.js").Modes} Modes */
 /** @typedef {import("./models.js").Shape} Shape */

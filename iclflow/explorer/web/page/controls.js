@@ -38,7 +38,7 @@ export class Controls {
   constructor(change, preset) {
     this.settings = DEFAULTS;
     this.change = change;
-    this.spectrum = new SpectrumView(byId("spectrum"), (spectrum) => change({ spectrum }));
+    this.spectrum = new SpectrumView(byId("spectrum"), BOUNDS.spectrum, (spectrum) => change({ spectrum }));
     this.presets = PRESETS.map(({ name, group, settings }) => {
       const button = html("button", { type: "button", "aria-pressed": "false" }, name);
       button.addEventListener("click", () => preset({ ...DEFAULTS, task_covariance: [], ...settings }));

@@ -3,7 +3,7 @@
 import { html, number } from "../views/svg.js";
 import { LossView } from "../views/loss.js";
 import { inflated } from "./inflate.js";
-import { seenDrops } from "./seen.js";
+import { seenDrops } from "../theory/seen.js";
 
 /** @typedef {import("./trainer.js").Run} Run */
 /** @typedef {{time: number[], loss: number[][], theory: number[][], levels: number[], drops?: (number | null)[][], rate: number}} Curves */

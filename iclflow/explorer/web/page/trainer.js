@@ -1,7 +1,7 @@
 // Runs: the one in front at once where it is quick, the others in workers; says when there is something new to show.
 
 import { cost, plan, runsOf } from "./jobs.js";
-import { seenDrops } from "./seen.js";
+import { seenDrops } from "../theory/seen.js";
 
 /** @typedef {import("./settings.js").Settings} Settings */
 /** @typedef {import("./jobs.js").Setup} Setup */

@@ -4,7 +4,7 @@ import { ordered } from "../kernel/task.js";
 import { algorithm, isLinear, percent } from "../views/context.js";
 import { conservedNames, drift } from "../views/conserved_quantities.js";
 import { byId, field, html, number } from "../views/svg.js";
-import { curveError, timeErrors } from "./seen.js";
+import { curveError, timeErrors } from "../theory/seen.js";
 
 /** @typedef {import("../views/context.js").Context} Context */
 

@@ -7,39 +7,6 @@
 
 const POINTS = 600;
 
-/** a = p q of each mode and the loss at the optimum of the `learned` fastest modes: a = N/((N+1)s) (1 - √(μ/(vs))). @type {(modes: Modes, context: number, learned: number) => {a: Float64Array, loss: number}} */
-function optimum({ lambda, g, power }, context, learned) {
-  const root = g.map((x, d) => (x > 0 ? Math.sqrt(x / lambda[d]) : 0)); // √(v s)
-  const allowed = fastest(g).slice(0, learned);
-  const strongest = allowed.map((d) => root[d]).sort((a, b) => b - a);
-  let sum = 0,
-    level = 0;
-  strongest.forEach((value, k) => {
-    sum += value;
-    if (value > sum / (context + 2 + k)) level = sum / (context + 2 + k);
-  });
-  const a = new Float64Array(g.length),
-    share = context / (context + 1);
-  let loss = power;
-  for (const d of allowed) {
-    const gain = Math.max(0, root[d] - level);
-    a[d] = (share * gain) / (root[d] * lambda[d]);
-    loss -= share * root[d] * gain;
-  }
-  return { a, loss };
-}
-
-/** The modes in the order in which they are learned, largest v s² first. @type {(g: Float64Array) => number[]} */
-const fastest = (g) => [...g.keys()].filter((d) => g[d] > 0).sort((i, j) => g[j] - g[i]);
-
-/** The modes of a task as this model sees them: plateaus where the fastest so many wait, and the final a. @type {(modes: Modes, context: number) => Modes} */
-export function transformerModes(modes, context) {
-  const order = fastest(modes.g);
-  const levels = [0, ...order.keys()].map((_, k) => optimum(modes, context, k).loss);
-  const m = optimum(modes, context, order.length).a;
-  return { ...modes, order, levels, m, c: m.map((x) => x ** (-1 / 3)) };
-}
-
 /** a(t) = a∞ a₀/(a₀ + (a∞ - a₀) e^(-2t/τ_α)), τ_α = 1/(v s²), from p = q = √a₀ (13). @type {(modes: Modes, shape: Shape, start: Float64Array) => Stairs} */
 export function transformerCourse(modes, { size }, start) {
   const { g, order, lambda, power } = modes;

@@ -1,6 +1,5 @@
 // The eigenvalues as bars to be dragged; each is a slider for the keyboard too. Neighbours hold each other in order.
 
-import { BOUNDS } from "../page/settings.js";
 import { number, set, svg } from "./svg.js";
 import { colour } from "./context.js";
 
@@ -9,9 +8,10 @@ const HEIGHT = 150,
   BOTTOM = 22;
 
 export class SpectrumView {
-  /** @param {HTMLElement} host @param {(spectrum: number[]) => void} changed */
-  constructor(host, changed) {
+  /** @param {HTMLElement} host @param {[number, number]} bounds of an eigenvalue @param {(spectrum: number[]) => void} changed */
+  constructor(host, bounds, changed) {
     this.host = host;
+    this.bounds = bounds;
     this.changed = changed;
     /** @type {number[]} */ this.spectrum = [];
     this.width = host.clientWidth;
@@ -53,8 +53,8 @@ export class SpectrumView {
         tabindex: 0,
         role: "slider",
         "aria-label": `eigenvalue ${d + 1}`,
-        "aria-valuemin": BOUNDS.spectrum[0],
-        "aria-valuemax": BOUNDS.spectrum[1],
+        "aria-valuemin": this.bounds[0],
+        "aria-valuemax": this.bounds[1],
         transform: `translate(${step * (d + 0.5)} 0)`,
       },
       svg("rect", { class: "reach", x: -step / 2, y: 0, width: step, height: HEIGHT }),
@@ -104,8 +104,8 @@ export class SpectrumView {
 
   /** @param {number} d @param {number} value */
   #change(d, value) {
-    const high = Math.min(this.most ?? 1, this.spectrum[d - 1] ?? BOUNDS.spectrum[1]),
-      low = this.spectrum[d + 1] ?? BOUNDS.spectrum[0];
+    const high = Math.min(this.most ?? 1, this.spectrum[d - 1] ?? this.bounds[1]),
+      low = this.spectrum[d + 1] ?? this.bounds[0];
     const next = Math.min(high, Math.max(low, Number(value.toFixed(3))));
     if (next === this.spectrum[d]) return;
     this.changed(this.spectrum.map((old, i) => (i === d ? next : old)));

@@ -1,7 +1,7 @@
 // When: predicted and seen, as a table for the run in the foreground and as points for all of them.
 
 import { html, keep, number, scale, set, svg, ticks } from "./svg.js";
-import { timeErrors } from "../page/seen.js";
+import { timeErrors } from "../theory/seen.js";
 import { colour, component, percent, textColour } from "./context.js";
 
 /** @typedef {import("./context.js").Context} Context */

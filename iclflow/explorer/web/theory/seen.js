@@ -1,6 +1,6 @@
 // When a run went down each drop.
 
-/** The times at which the loss crossed the middle of each drop. @type {(run: {setup: import("./jobs.js").Setup, times: Float64Array, losses: Float64Array}) => number[]} */
+/** The times at which the loss crossed the middle of each drop. @type {(run: {setup: import("../page/jobs.js").Setup, times: Float64Array, losses: Float64Array}) => number[]} */
 export function seenDrops({ setup: { modes, shape }, times, losses }) {
   const levels = shape.kind === "merged" ? [modes.levels[0], modes.levels[modes.levels.length - 1]] : modes.levels;
   const found = [];
@@ -14,13 +14,13 @@ export function seenDrops({ setup: { modes, shape }, times, losses }) {
   return found;
 }
 
-/** Relative errors of the predicted times of all runs, smallest first. @type {(runs: import("./trainer.js").Run[]) => number[]} */
+/** Relative errors of the predicted times of all runs, smallest first. @type {(runs: import("../page/trainer.js").Run[]) => number[]} */
 export const timeErrors = (runs) =>
   runs
     .flatMap((run) => run.drops.slice(0, run.seen.length).map((drop, m) => Math.abs(drop.time / run.seen[m] - 1)))
     .sort((a, b) => a - b);
 
-/** (∫ (L - L_theory)² d log t / ∫ d log t)^(1/2) / E[y²]: how far the predicted curve is off, where there are no drops to compare. @type {(run: import("./trainer.js").Run) => number} */
+/** (∫ (L - L_theory)² d log t / ∫ d log t)^(1/2) / E[y²]: how far the predicted curve is off, where there are no drops to compare. @type {(run: import("../page/trainer.js").Run) => number} */
 export function curveError({ setup: { theory, modes }, times, losses }) {
   if (!theory || times.length < 3) return NaN;
   let sum = 0,
