@@ -3,7 +3,7 @@
 import { ordered } from "../kernel/task.js";
 import { algorithm, isLinear, percent } from "../views/context.js";
 import { conservedNames, drift } from "../views/conserved_quantities.js";
-import { byId, field, html, number } from "../views/svg.js";
+import { byId, field, html, number, superscript } from "../views/svg.js";
 import { curveError, timeErrors } from "../theory/seen.js";
 
 /** @typedef {import("../views/context.js").Context} Context */
@@ -84,12 +84,18 @@ function status({ setup, front, runs }) {
   return `${done.length} of ${settings.seeds} ${settings.seeds === 1 ? "run" : "runs"} of ${number(steps, 6)} steps at rate ${number(rate)}${took}.${off}`;
 }
 
+/** 3.4×10⁻². @type {(x: number) => string} */
+function scientific(x) {
+  const [mantissa, power] = x.toExponential(1).split("e");
+  return `${mantissa}×10${superscript(Number(power))}`;
+}
+
 /** @param {Context} context */
 function conservedWords({ setup, front }) {
   const names = conservedNames(setup);
   if (!front || !names.length || front.setup.shape.kind !== setup.shape.kind) return "";
   const equation = { separate: " (79)(85)", merged: " (17)", transformer: "" }[setup.shape.kind];
-  const moved = names.map((name, n) => `${name} by ${drift(front, front.times.length - 1, n).toExponential(1)}`);
+  const moved = names.map((name, n) => `${name} by ${scientific(drift(front, front.times.length - 1, n))}`);
   const only = setup.shape.kind === "transformer" ? " At finite N only the sum over modes is conserved." : "";
   return `Flat lines${equation}: gradient flow does not change them; descent at rate ${number(setup.rate)} moves ${moved.join(", ")}.${only}`;
 }

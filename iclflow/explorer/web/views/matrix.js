@@ -79,7 +79,11 @@ export class MatrixView {
       const strength = Math.min(1, Math.abs(value) / most);
       rect.style.fill = `color-mix(in oklab, ${value < 0 ? "var(--minus)" : "var(--plus)"} ${(100 * strength).toFixed(0)}%, var(--cell))`;
       text.textContent = cell > 34 ? (Math.abs(value) < 0.005 ? "0" : number(Number(value.toFixed(2)))) : "";
-      set(text, { x: (column + 0.5) * cell, y: (row + 0.5) * cell + 4, class: strength > 0.55 ? "strong" : "weak" });
+      set(text, {
+        x: (column + 0.5) * cell,
+        y: (row + 0.5) * cell + 4,
+        class: strength > 0.55 ? "strong" : strength > 0.1 ? "plain" : "weak",
+      });
     });
   }
 }
