@@ -5,7 +5,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := docs,hub,test,video
+EXTRAS := docs,fast,hub,test,video
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # mkdocs-material's notice about other programs would hide real warnings.
 export NO_MKDOCS_2_WARNING := 1

@@ -1,8 +1,6 @@
 """`python -m iclflow`."""
 
-import sys
-
-from iclflow.cli import main
+from iclflow.cli import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

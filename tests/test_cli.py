@@ -8,10 +8,13 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
+import iclflow as icl
 from iclflow.cli import COMMANDS, build_parser, main
+from iclflow.cli.interrupts import EXIT
 from iclflow.results.netcdf import load
 
 FAST = ["--spectrum", "0.5,0.3", "--context", "5", "--heads", "2", "--init", "0.5", "--steps", "50"]
@@ -366,6 +369,20 @@ def test_the_printed_commands_work_one_after_the_other(capsys, monkeypatch, tmp_
     assert json.loads(out)["seeds"] == [0, 1]
 
 
+@pytest.mark.parametrize("sequences", [None, 200])
+def test_the_library_runs_the_same_experiment(capsys, sequences):
+    """The defaults of the command line are those of the library, digit by digit."""
+    task = icl.Task([0.5, 0.3], context=5)
+    loss, blocks = icl.Population(task), icl.Blocks.FROZEN
+    if sequences is not None:
+        loss, blocks = icl.Moments.sample(task, sequences, key=jax.random.key(1)), icl.Blocks.FULL
+    init = icl.Separate.initialiser(task, heads=2, scale=0.5, blocks=blocks)
+    runs = icl.sweep(loss, init, icl.Descent(rate=0.1), until=50, seeds=2)
+    given = [] if sequences is None else ["--sequences", sequences]
+    found = simulate(capsys, "--rate", "0.1", "--seeds", "2", *given)
+    np.testing.assert_allclose(found["final_loss"], runs["loss"].values[:, -1], rtol=1e-12)
+
+
 def test_a_run_without_steps_ends_past_its_predicted_drops(capsys):
     options = ["--spectrum", "0.5,0.3", "--context", "9", "--heads", "3", "--scale", "0.05"]
     code, out, err = call(capsys, "simulate", *options, "--theory", "--json")
@@ -394,8 +411,10 @@ LONG += ["loss", "--json"]
 
 def stopped_by(number, folder):
     """The output of a long run that is sent a signal when it has kept some of its progress."""
-    often = "import sys, iclflow.runs.store as s; s.SAVE_EVERY = 0; from iclflow.cli import main; "
-    program = [sys.executable, "-c", often + "sys.exit(main())", *LONG, "--out", "run.nc"]
+    often = (
+        "import sys, iclflow.runs.store as s; s.SAVE_EVERY = 0; from iclflow.cli import program; "
+    )
+    program = [sys.executable, "-c", often + "program()", *LONG, "--out", "run.nc"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     run = subprocess.Popen(
         program, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -412,7 +431,7 @@ def stopped_by(number, folder):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_is_kept_and_goes_on(capsys, monkeypatch, tmp_path, number):
     code, _, err = stopped_by(number, tmp_path)
-    assert code == 130, err
+    assert code == EXIT[number], err
     assert "the same command goes on" in err
     part = load(tmp_path / "run.nc")["loss"].values[0]
     assert np.isfinite(part[0])

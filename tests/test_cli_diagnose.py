@@ -275,7 +275,7 @@ def test_a_curve_on_the_command_line(capsys, stopped_curve, tmp_path):
     assert code == 0, err
     assert out.count("stage") == 2
     task = ("--spectrum", "0.5,0.3,0.15", "--context", 31, "--heads", 3, "--rate", 0.1)
-    start = ("--init", 0.01, "--starts", 6, "--no-rotate")
+    start = ("--init", 0.01, "--starts", 6)
     code, out, err = call(capsys, "diagnose", path, *task, *start, "--plot", plot)
     assert code == 0, err
     assert "now on plateau 1 of 3" in out

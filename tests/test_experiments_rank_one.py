@@ -9,8 +9,10 @@ from scipy.integrate import solve_ivp
 from iclflow.dynamics import Descent
 from iclflow.experiments import runs
 from iclflow.experiments.abrupt_drop import data as abrupt_drop
+from iclflow.experiments.fixed_points import data as fixed_points
 from iclflow.experiments.four_inputs import correlations, four_input_population, four_input_task
 from iclflow.experiments.init_scale import data as init_scale
+from iclflow.experiments.plateau_alignment import data as plateau_alignment
 from iclflow.experiments.saddle_to_saddle import data as saddle_to_saddle
 from iclflow.experiments.schematics import data as schematics
 from iclflow.experiments.varying_length import data as varying_length
@@ -21,11 +23,14 @@ from iclflow.report.figures import FIGURES
 from iclflow.results.netcdf import load, save
 from iclflow.runs.simulate import simulate
 from iclflow.tasks.task import Task
+from iclflow.theory.fixed_points.points import FixedPoint
+from iclflow.theory.fixed_points.stationarity import conditions
 
 TASK = Task([0.5, 0.3], 7)
 
 # Claims that the data contradict, in the quick form as at paper scale.
-REFUTED = {"key-query-alignment-worst", "separate-duration-paper"}
+REFUTED = {"key-query-alignment-worst", "separate-duration-paper", "plateau-alignment-later"}
+REFUTED |= {"lt-null-blocks-any-start"}
 
 
 def test_seeds_are_those_of_simulate():
@@ -48,12 +53,6 @@ def test_marks_are_distinct_and_reach_the_end():
     assert np.all(np.diff(marks) > 0)
     with pytest.raises(ValueError, match="too few"):
         runs.spread(500)
-
-
-def test_crossing_of_a_level():
-    time, loss = np.array([0.0, 1.0, 2.0]), np.array([1.0, 0.8, 0.2])
-    assert runs.first_crossing(time, loss, 0.5) == pytest.approx(1.5)
-    assert np.isnan(runs.first_crossing(time, loss, 0.1))
 
 
 def test_correlations_are_those_of_the_paper():
@@ -132,7 +131,30 @@ def test_schematic_has_the_numbers_of_a_prompt():
     np.testing.assert_allclose(data["features"], z, atol=1e-15)
 
 
-NAMES = ["fig1", "fig2", "fig3", "fig6", "v2-init", "v2-length", "zero-blocks"]
+NAMES = ["fig1", "fig2", "fig3", "fig6", "fixed-points", "plateau-alignment"]
+NAMES += ["v2-init", "v2-length", "zero-blocks", "lt-blocks"]
+
+
+@pytest.mark.parametrize("rank", [1, fixed_points.RANK])
+@pytest.mark.parametrize("index_set", [(), (1,), (0, 3), (0, 1, 2, 3)])
+def test_random_weights_of_a_fixed_point_meet_its_conditions(index_set, rank):
+    point = FixedPoint.of(four_input_task(), index_set)
+    model = fixed_points.fixed_weights(point, rank, np.random.default_rng(3)).reduce()
+    np.testing.assert_allclose(model.reduced_weights()[0, 0], point.weight, atol=1e-12)
+    found = conditions(model, point.modes)
+    assert found.satisfied(1e-11)
+    assert int(found.active.sum()) == -(-len(index_set) // rank)
+    dormant = model.keys[~found.active]
+    assert float(abs(dormant[:, :rank]).min()) > 0  # at rest, though not at zero
+
+
+def test_phase_is_the_integral_of_the_value():
+    """dv/dt = Σ g k q as in (62): with these slopes trapezoids are exact for a cubic."""
+    time, gain = np.array([0.0, 0.5, 2.0]), np.array([2.0])
+    values = 1 + time**3
+    weights = np.stack([3 * time**2 / 2, np.ones(3)], axis=1)[:, None, :, None]  # k, q
+    found = plateau_alignment._phase(time, values[:, None], weights, gain)
+    np.testing.assert_allclose(found[:, 0], time + time**4 / 4, rtol=1e-12)
 
 
 @pytest.mark.slow

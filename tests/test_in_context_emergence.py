@@ -79,7 +79,7 @@ def test_both_figures_can_be_drawn_and_the_claims_do_not_hold_untrained(small):
     found = {claim.id: claim for claim in claims(data)}
     assert set(found) == {
         "lt-icl-emerges", "lt-icl-depth", "lt-induction", "lt-subspace-early",
-        "lt-subspace-before", "lt-rank-moves", "lt-markov",
+        "lt-subspace-before", "lt-rank-moves", "lt-rank-falls", "lt-rank-depth", "lt-markov",
     }  # fmt: skip
     # With periods of two tokens even uniform attention matches prefixes.
     assert [name for name, claim in found.items() if claim.holds] in ([], ["lt-induction"])

@@ -184,6 +184,18 @@ def test_extra_blocks_have_no_drive_unless_the_tasks_are_lopsided():
     assert sizes["pool"] > 1e-3
 
 
+def test_the_other_pair_of_blocks_does_as_well():
+    """p₁ Σ̂W q₂ has the mean loss of p₂ WΣ̂ q₁ with the same diagonals: which of them win is open."""
+    task, rng = transformer_task(), np.random.default_rng(4)
+    loss = population_moments(task)
+    p, q = rng.uniform(0.2, 1.0, size=(2, 4))
+    model = at_weights(task, p, q, Blocks.FULL)
+    other = Merged(model.value_inputs, model.key_labels, model.values, model.merged)
+    assert float(loss(other)) == pytest.approx(float(loss(model)), rel=1e-12)
+    both = Merged(model.values, model.merged, model.values, model.merged)
+    assert float(loss(both)) > float(loss(model)) + 0.1
+
+
 def test_flow_of_the_population_is_the_coupled_flow():
     """Unbalanced, and from all of two random matrices to the least loss."""
     task = transformer_task()

@@ -5,7 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from iclflow.diagnostics import change_time, fourier_concentration, frequency_shares
+from iclflow.diagnostics import (
+    change_time,
+    first_crossing,
+    fourier_concentration,
+    frequency_shares,
+)
 from iclflow.experiments.grokking import data as grokking
 from iclflow.experiments.grokking.claims import claims
 from iclflow.experiments.grokking.figure import draw
@@ -71,6 +76,13 @@ def test_concentration_of_constants_and_of_noise():
     assert float(concentration(jnp.asarray(table), 5)) == pytest.approx(5 / 56, rel=0.06)
     with pytest.raises(ValueError, match="there are 4 frequencies modulo 9, got count 5"):
         fourier_concentration(jnp.ones((9, 3)), 5)
+
+
+def test_crossing_of_a_level():
+    time, loss = [0.0, 1.0, 2.0, 3.0], [1.0, 0.8, 0.2, 0.9]
+    assert first_crossing(time, loss, 0.5) == pytest.approx(1.5)
+    assert np.isnan(first_crossing(time, loss, 0.1))
+    assert np.isnan(first_crossing(time, loss, 1.1))  # it begins below
 
 
 def test_change_times():

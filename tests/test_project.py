@@ -106,6 +106,15 @@ def test_the_picture_of_the_rooms_has_every_room():
     assert sorted(rooms) == sorted(units - {"__init__", "__main__"})
 
 
+def test_no_backslash_shows_in_a_table():
+    """Markdown's tables keep it inside code."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    shown = [
+        re.findall(r"`[^`\n]*\\\|[^`\n]*`", page.read_text(encoding="utf-8")) for page in pages
+    ]
+    assert shown == [[] for _ in pages]
+
+
 def test_readme_commands_are_make_targets():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.M))

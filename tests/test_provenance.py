@@ -1,7 +1,10 @@
 """The key of data follows the code that they depend on, and nothing else."""
 
 import textwrap
+from functools import partial
 
+import equinox as eqx
+import jax
 import pytest
 
 from iclflow.results import provenance
@@ -97,3 +100,53 @@ def test_a_module_that_is_not_there_is_named(change):
 
 def test_the_content_key_follows_settings(change):
     assert content_key({"a": 1}) == content_key({"a": 1}) != content_key({"a": 2})
+
+
+def written(text, **names):
+    """What a program makes of a text, under the name `f`."""
+    space = {"__name__": "program", "eqx": eqx, "jax": jax, **names}
+    exec(textwrap.dedent(text), space)
+    return space["f"]
+
+
+SQUARE = """
+    SCALE = 2.0
+
+    def helper(x):
+        return SCALE * x
+
+    def f(model, loss):
+        "The square."
+        return helper(model.keys) ** 2
+    """
+
+
+def test_a_function_is_known_by_what_it_does():
+    key = content_key({"record": written(SQUARE)})
+    assert content_key({"record": written(SQUARE.replace("The square", "Squared"))}) == key
+    assert content_key({"record": written(SQUARE + "\n    f = jax.jit(f)")}) == key
+    for old, new in (("** 2", "** 3"), ("SCALE *", "SCALE +"), ("2.0", "3.0"), (".keys", ".k")):
+        assert content_key({"record": written(SQUARE.replace(old, new))}) != key
+
+
+def test_lambdas_closures_and_methods_are_told_apart():
+    def power(n, extra=0):
+        return lambda model, loss: model.keys**n + extra
+
+    keys = [content_key(power(n)) for n in (2, 2, 3)]
+    assert keys[0] == keys[1] != keys[2]
+    assert content_key(power(2, 1)) != keys[0]
+    assert content_key(partial(max, 1)) != content_key(partial(max, 2))
+    own = """
+        class Own(eqx.Module):
+            n: int
+
+            def __call__(self, model, loss):
+                return model.keys ** self.n + len(str(f))
+
+        f = Own(2)
+        """
+    key = content_key(written(own))  # which refers to itself
+    assert content_key(written(own)) == key
+    assert content_key(written(own.replace("self.n +", "self.n -"))) != key
+    assert content_key(written(own.replace("Own(2)", "Own(3)"))) != key

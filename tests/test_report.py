@@ -412,8 +412,9 @@ def test_measured_numbers_show_where_they_differ(measured, expected, text):
 
 
 def test_the_table_names_every_figure_of_the_paper():
-    wanted = [f"fig{i}" for i in range(1, 11)] + ["v2-softmax", "v2-init", "v2-length"]
-    wanted += ["zero-blocks", *(f"lt-fig{i}" for i in range(1, 8))]
+    wanted = [f"fig{i}" for i in range(1, 11)] + ["fixed-points", "plateau-alignment"]
+    wanted += ["v2-softmax", "v2-init", "v2-length", "zero-blocks"]
+    wanted += [*(f"lt-fig{i}" for i in range(1, 5)), "lt-blocks", "lt-fig5", "lt-fig6", "lt-fig7"]
     assert list(FIGURES) == wanted
     assert all(figure.name == name for name, figure in FIGURES.items())
     timed = {name for paper in PAPERS for entry in paper.published for name in entry.figures}

@@ -5,7 +5,7 @@ import pytest
 import iclflow as icl
 from iclflow.losses.memory import readable, require_memory
 from iclflow.models import Blocks
-from iclflow.study.comparison import compare, crossings
+from iclflow.study.comparison import compare
 from tests.cases import KEY, MODELS, TASKS, softmax
 
 
@@ -46,14 +46,6 @@ def test_memory_in_words():
     assert readable(5000 * 2**30) == "5000 GiB"
     with pytest.raises(ValueError, match=r"need .* free; use less"):
         require_memory(10**15, "the moments", "use less")
-
-
-def test_crossings():
-    times = np.linspace(0, 10, 11)
-    loss = np.where(times < 5, 1.0, 0.4)
-    found = crossings(times, loss, np.array([1.0, 0.4, 0.2]))
-    assert 4 < found[0] < 5
-    assert np.isnan(found[1])
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,17 +1,24 @@
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
 
+from iclflow.checkpoints.series import find_series
 from iclflow.dynamics import Adam, Descent, Flow, sharpness
 from iclflow.losses import Features, Minibatch, Moments, Population
-from iclflow.models import Separate, SoftmaxInitialiser, draw_models
+from iclflow.losses.memory import RESERVE
+from iclflow.models import Separate, SoftmaxInitialiser, draw_models, empty_model
 from iclflow.results.netcdf import check_free, load, save
+from iclflow.results.tensors import open_tensors
+from iclflow.runs import sweep as sweeps
 from iclflow.runs.dataset import final_models
 from iclflow.runs.labels import OUTCOMES, from_dataset, to_dataset
+from iclflow.runs.plan import COPIES
 from iclflow.runs.simulate import simulate
+from iclflow.runs.store import Snapshots
 from iclflow.runs.sweep import Vary, sweep
 from iclflow.tasks.task import Task
 from tests.cases import KEY, TASKS
@@ -239,7 +246,7 @@ def test_arrays_have_the_axes_of_the_model_or_numbers():
 def test_a_store_goes_on_in_every_bit(dynamics, tmp_path, monkeypatch):
     """Interrupted after every few pieces, the run is the run that was not."""
     monkeypatch.setattr("iclflow.runs.store.SAVE_EVERY", 0.0)
-    monkeypatch.setattr("iclflow.runs.plan.STORED_PIECES", 8)
+    monkeypatch.setattr("iclflow.runs.plan.MANY_PIECES", 8)
     options = {"until": UNTIL, "saveat": [0, 5, 6, 50], "seeds": 2, "record": ["loss", "weights"]}
     whole = sweep(LOSS, INIT, dynamics, store=tmp_path / "whole", **options)
     for _ in range(20):
@@ -256,6 +263,57 @@ def test_a_store_goes_on_in_every_bit(dynamics, tmp_path, monkeypatch):
     xr.testing.assert_identical(part, whole)
     free = sweep(LOSS, INIT, dynamics, **options)
     np.testing.assert_allclose(free["loss"], whole["loss"], rtol=1e-7)
+
+
+def test_snapshots_of_a_flow_below_one_have_names_of_their_own(tmp_path):
+    marks = [0.0, 0.25, 0.5, 1.5]
+    watch = Snapshots(tmp_path, lambda model: {"keys": model.keys})
+    runs = sweep(LOSS, INIT, Flow(), saveat=marks, observers=[watch], record=["weights"])
+    files = find_series(tmp_path / "seed-0")
+    assert [file.step for file in files] == [0, 1, 2, 3]
+    for i, file in enumerate(files):
+        with open_tensors(file.label) as tensors:
+            assert float(tensors.metadata()["time"]) == marks[i]
+            np.testing.assert_allclose(tensors.get_tensor("keys"), runs["keys"][0, i], rtol=1e-12)
+
+
+@pytest.mark.parametrize("record", [["loss"], ["loss", "weights"]])
+def test_what_is_recorded_counts_in_the_size_of_a_batch(monkeypatch, record):
+    """Memory for the weights at 30 save points of two runs, and no more."""
+    weights = sum(leaf.size for leaf in jax.tree.leaves(empty_model(INIT)))
+    each = 8 * (COPIES * weights + 30 * (1 + weights * ("weights" in record))) + LOSS.scratch()
+    found, batch = [], sweeps.run_batch
+    monkeypatch.setattr("iclflow.runs.plan.device_bytes", lambda: 2.5 * each / RESERVE)
+    monkeypatch.setattr(sweeps, "run_batch", lambda b, *a: found.append(b.count) or batch(b, *a))
+    sweep(LOSS, INIT, DESCENT, saveat=np.arange(30), seeds=4, record=record)
+    assert found == [2, 2]
+
+
+def test_a_store_knows_a_function_by_its_code(tmp_path):
+    def power(n):
+        return {"loss": "loss", "power": lambda model, loss: jnp.sum(model.keys**n)}
+
+    options = {"until": 5, "store": tmp_path}
+    first = sweep(LOSS, INIT, DESCENT, record=power(2), **options)
+    again = sweep(LOSS, INIT, DESCENT, record=power(2), **options)
+    xr.testing.assert_identical(first, again)
+    with pytest.raises(ValueError, match="holds another run"):
+        sweep(LOSS, INIT, DESCENT, record=power(3), **options)
+
+
+def test_an_interrupt_before_the_second_batch_keeps_the_first(monkeypatch):
+    monkeypatch.setattr("iclflow.runs.plan.device_bytes", lambda: 1)
+    batch = sweeps.run_batch
+
+    def stopped(b, number, *rest):
+        if number == 1:
+            raise KeyboardInterrupt
+        return batch(b, number, *rest)
+
+    monkeypatch.setattr(sweeps, "run_batch", stopped)
+    runs = sweep(LOSS, INIT, DESCENT, until=5, seeds=2)
+    np.testing.assert_array_equal(runs["result"], [0, OUTCOMES.index("interrupted")])
+    assert np.isfinite(runs["loss"].values[0]).all()
 
 
 def test_round_trip_through_a_file(tmp_path):

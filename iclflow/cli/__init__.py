@@ -2,15 +2,14 @@
 
 import argparse
 import importlib
-import signal
 import sys
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import iclflow
+from iclflow.cli.interrupts import interruptible, leave
 from iclflow.results.choices import require_choice
 
 # Name -> one line. Module iclflow.cli.<name> has `add_arguments(parser)` and `run(args) -> int`.
@@ -79,6 +78,11 @@ def build_parser(command: str | None = None) -> Parser:
     return parser
 
 
+def program() -> NoReturn:
+    """The command `iclflow` of the shell."""
+    leave(main())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -87,31 +91,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if given else 2
     if given[0] == "--version":
         build_parser().parse_args(given)
-    try:
-        require_choice("command", given[0], COMMANDS)
-        args = build_parser(given[0]).parse_args(given)
-        module = importlib.import_module(f"iclflow.cli.{given[0]}")
-        import jax
-        import numpy as np
+    with interruptible() as signals:
+        try:
+            return run_command(given)
+        except (ValueError, OSError, OverflowError, ModuleNotFoundError) as error:
+            fail(str(error))
+        except MemoryError as error:
+            fail(f"not enough memory: {error}; make the problem smaller")
+        except RecursionError:
+            fail("too deeply nested to be read")
+        except KeyboardInterrupt as error:
+            print(f"iclflow: interrupted; {str(error) or 'nothing was written'}", file=sys.stderr)
+        except Exception as error:
+            # The compiler's own way to say that memory is short.
+            if "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower():
+                fail(f"not enough memory: {error}; make the problem smaller")
+            if signals.received is None:
+                raise
+            # C++ below us makes other errors of an interrupt.
+            print("iclflow: interrupted; nothing was written", file=sys.stderr)
+        return signals.code
 
-        jax.config.update("jax_enable_x64", True)
-        # What is not finite is a result here, and said in words.
-        with terminated_like_interrupted(), warnings_in_a_line(), np.errstate(all="ignore"):
-            return module.run(args)
-    except (ValueError, OSError, OverflowError, ModuleNotFoundError) as error:
-        fail(str(error))
-    except MemoryError as error:
-        fail(f"not enough memory: {error}; make the problem smaller")
-    except RecursionError:
-        fail("too deeply nested to be read")
-    except RuntimeError as error:
-        # The compiler's own way to say that memory is short.
-        if "RESOURCE_EXHAUSTED" not in str(error) and "out of memory" not in str(error).lower():
-            raise
-        fail(f"not enough memory: {error}; make the problem smaller")
-    except KeyboardInterrupt:
-        print("iclflow: interrupted; nothing was written", file=sys.stderr)
-        return 130
+
+def run_command(given: Sequence[str]) -> int:
+    """Parse the arguments of one command and run it."""
+    require_choice("command", given[0], COMMANDS)
+    args = build_parser(given[0]).parse_args(given)
+    module = importlib.import_module(f"iclflow.cli.{given[0]}")
+    import jax
+    import numpy as np
+
+    jax.config.update("jax_enable_x64", True)
+    # What is not finite is a result here, and said in words.
+    with warnings_in_a_line(), np.errstate(all="ignore"):
+        return module.run(args)
 
 
 @contextmanager
@@ -129,16 +142,3 @@ def warnings_in_a_line() -> Iterator[None]:
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = show
         yield
-
-
-@contextmanager
-def terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM raises what Ctrl-C does, so that what was computed is kept."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may say what a signal does
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -37,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
     recording = Recording.load(args.file)
     with progress("repeating", quiet=args.json) as report:
         found = replay(recording, report)
+    if found.result == "interrupted":
+        raise KeyboardInterrupt
     options = recording.options
     summary = {
         "file": str(args.file),
@@ -61,8 +63,6 @@ def run(args: argparse.Namespace) -> int:
         print_json(summary)
     else:
         show(summary)
-    if found.result == "interrupted":
-        return 130
     return 0 if found.within else 1
 
 

@@ -69,11 +69,9 @@ def run(args: argparse.Namespace) -> int:
         with watching([figure.name for figure in figures], quiet=args.json) as watch:
             report = build(figures, args.out, quick=args.quick, jobs=jobs, watch=watch)
     except KeyboardInterrupt:
-        print(
-            f"iclflow: interrupted; finished data are kept in {args.out} and will be reused",
-            file=sys.stderr,
-        )
-        return 130
+        raise KeyboardInterrupt(
+            f"finished data are kept in {args.out}, the same command reuses them"
+        ) from None
     if args.json:
         print_json(summary(report))
     else:

@@ -5,16 +5,15 @@ factor 1/2, the clock is t/tau = 2 * rate * step, and --scale is the norm of eac
 """
 
 import argparse
-import shutil
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from iclflow.cli.console import print_json, progress
 from iclflow.cli.options import add_settings, settings_of
 from iclflow.cli.outputs import add_force, check_outputs
+from iclflow.cli.resuming import finished, interrupted, train_into
 from iclflow.study.fields import DATA, DYNAMICS, MODEL, RUNS, TASK
 
 EXAMPLES = """examples:
@@ -52,24 +51,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate, report, and write what was asked for."""
+    from iclflow.results.provenance import content_key
     from iclflow.study.study import Study
 
     began = time.perf_counter()
     check_outputs(args, (".nc",), [] if args.file is None else [args.file])
-    settings = settings_of(args)
-    runs = None if args.out is None else finished(args, settings)
+    settings, runs = settings_of(args), None
+    if args.out is not None:
+        runs = finished(args.out, content_key(settings), force=args.force)
     with progress("sampling", quiet=args.json) as report:
         study = Study.of(settings, progress=report)
     if runs is None:
         runs = train(study, args)
-    with progress("theory", quiet=args.json):
-        theory = study.prediction(runs) if args.plot is not None or args.theory else None
-    summary = study.summary(runs, theory)
+    try:
+        summary = after(study, runs, args)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("" if args.out is None else f"the run is in {args.out}") from None
     summary["seconds"] = round(time.perf_counter() - began, 3)
-    summary["out"] = None if args.out is None else str(args.out)
-    summary["plot"] = None if args.plot is None else str(args.plot)
-    if args.plot is not None:
-        draw(study, runs, theory, args.plot)
     if args.json:
         print_json(summary)
     else:
@@ -77,67 +75,33 @@ def run(args: argparse.Namespace) -> int:
     return exit_code(summary)
 
 
-def finished(args: argparse.Namespace, settings: Any) -> Any:
-    """The runs in the file --out if they are these and came to their end; else None."""
-    from iclflow.results.netcdf import check_free, load
-    from iclflow.results.provenance import content_key
-    from iclflow.runs.store import PLAN
-
-    if args.force:
-        if (kept(args.out) / PLAN).is_file():
-            shutil.rmtree(kept(args.out))
-        return None
-    check_free(args.out, content_key(settings))
-    runs = load(args.out) if args.out.exists() else None
-    if runs is None or interrupted(runs):
-        return None
-    print(f"iclflow: {args.out} has this run already; --force trains it anew", file=sys.stderr)
-    return runs
-
-
 def train(study: Any, args: argparse.Namespace) -> Any:
-    """The runs; with --out they are written there, and what is needed to go on beside it."""
-    from iclflow.results.netcdf import load, replace
-
+    """The runs; with --out they are written there."""
     with progress("training", quiet=args.json) as report:
         if args.out is None:
             return study.run(progress=report)
-        store = kept(args.out)
-        try:
-            runs = study.run(progress=report, store=store)
-        except KeyboardInterrupt:
-            if not store.exists():
-                raise
-            print(f"iclflow: interrupted; the same command goes on from {store}", file=sys.stderr)
-            raise SystemExit(130) from None
-        except ValueError:  # refused before it began
-            with suppress(OSError):
-                store.rmdir()
-            raise
-    if not interrupted(runs):
-        replace(runs, args.out)
-        shutil.rmtree(store, ignore_errors=True)
-        return runs
-    if args.out.exists() and not interrupted(load(args.out)):
-        raise KeyboardInterrupt  # a finished run is worth more than the beginning of another
-    replace(runs, args.out)
-    return runs
+        return train_into(args.out, lambda store: study.run(progress=report, store=store))
 
 
-def kept(out: Path) -> Path:
-    """The folder where a run that is not finished keeps what it needs to go on."""
-    return out.with_name(f"{out.name}.unfinished")
-
-
-def interrupted(runs: Any) -> bool:
-    """Whether any of the runs was stopped before its end."""
-    from iclflow.runs.labels import INTERRUPTED
-
-    return "result" not in runs or bool((runs["result"].values == INTERRUPTED).any())
+def after(study: Any, runs: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """The summary of the runs, with theory and picture where asked for."""
+    theory = None
+    if (args.plot is not None or args.theory) and not interrupted(runs):
+        with progress("theory", quiet=args.json):
+            theory = study.prediction(runs)
+    summary = study.summary(runs, theory)
+    for name in ("out", "plot"):
+        summary[name] = None if getattr(args, name) is None else str(getattr(args, name))
+    if args.plot is not None:
+        draw(study, runs, theory, args.plot)
+    return summary
 
 
 def exit_code(summary: dict[str, Any]) -> int:
-    """0; 2 with one line if the rate made a run diverge; 130 after Ctrl-C. Files are kept."""
+    """0; 2 with one line if the rate made a run diverge. Files are kept.
+
+    `KeyboardInterrupt` with where they are if the run was stopped.
+    """
     failed = [i for i, result in enumerate(summary["result"]) if result not in FINE]
     if failed:
         first = failed[0]
@@ -152,10 +116,12 @@ def exit_code(summary: dict[str, Any]) -> int:
         )
         return 2
     if "interrupted" in summary["result"]:
-        where = f"; what was computed is in {summary['out']}, the same command goes on"
-        where = "" if summary["out"] is None else where
-        print(f"iclflow: interrupted at step {max(summary['stopped']):g}{where}", file=sys.stderr)
-        return 130
+        until = f"until step {max(summary['stopped']):g}"
+        if summary["out"] is None:
+            raise KeyboardInterrupt(f"this is what was computed {until}; with --out it could go on")
+        raise KeyboardInterrupt(
+            f"what was computed {until} is in {summary['out']}, the same command goes on"
+        )
     return 0
 
 

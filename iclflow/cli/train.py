@@ -9,6 +9,7 @@ from typing import Any
 
 from iclflow.cli.console import print_json, progress
 from iclflow.cli.options import above_zero, positive, seed, typed
+from iclflow.cli.resuming import finished, train_into
 
 EXAMPLES = """examples:
   iclflow train --model attnM --head 8 --init 1e-6 --show
@@ -34,6 +35,7 @@ files, in --out, under names that no other run can have:
         --track_value and no test set also the value weights
   .nc   everything that was recorded, labelled
   .png  the curves
+A run that was stopped (Ctrl-C, SIGTERM) goes on when the same command is given again.
 """
 
 
@@ -91,6 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--out", type=Path, default=Path(), metavar="FOLDER", help="for the files (this folder)"
     )
+    output.add_argument("--force", action="store_true", help="train a finished run anew")
     output.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -109,7 +112,8 @@ def run(args: argparse.Namespace) -> int:
     import dataclasses
 
     from iclflow.published import InitConvention, Options, train
-    from iclflow.results.netcdf import save
+    from iclflow.published.training import stated
+    from iclflow.results.provenance import content_key
     from iclflow.runs.labels import OUTCOMES
 
     began = time.perf_counter()
@@ -118,15 +122,21 @@ def run(args: argparse.Namespace) -> int:
     require_room(options)
     args.out.mkdir(parents=True, exist_ok=True)
     convention = InitConvention(args.init_convention)
-    with (
-        progress("sampling", quiet=args.json) as sampling,
-        progress("training", quiet=args.json) as training,
-    ):
-        dataset = train(options, convention, sampling=sampling, progress=training)
-    stem = args.out / f"{options.stem}_{dataset.attrs['content_key']}"
-    text, picture = stem.with_name(f"{stem.name}.txt"), stem.with_name(f"{stem.name}.png")
+    key = content_key(stated(options, convention))
+    text, archive, picture = (
+        args.out / f"{options.stem}_{key}.{ending}" for ending in ("txt", "nc", "png")
+    )
+    dataset = finished(archive, key, force=args.force)
+    if dataset is None:
+        with (
+            progress("sampling", quiet=args.json) as sampling,
+            progress("training", quiet=args.json) as training,
+        ):
+            watched = {"sampling": sampling, "progress": training}
+            dataset = train_into(
+                archive, lambda store: train(options, convention, store=store, **watched)
+            )
     write_text(dataset, text, values=args.track_value)
-    archive = save(dataset, stem.with_name(f"{stem.name}.nc"))
     figure = draw(dataset, args.track_value, options.stem, picture)
     result, stopped = OUTCOMES[int(dataset["result"])], int(dataset["stopped"])
     losses = {name: dataset[name].values for name in columns(dataset)}
@@ -155,7 +165,11 @@ def run(args: argparse.Namespace) -> int:
             f"{result.replace('_', ' ')} at epoch {stopped}: --lr {options.lr:g} or --init "
             f"{options.init:g} is too large; what was computed is in {text}"
         )
-    return 130 if result == "interrupted" else 0
+    if result == "interrupted":
+        raise KeyboardInterrupt(
+            f"what was computed until epoch {stopped} is in {text}, the same command goes on"
+        )
+    return 0
 
 
 def require_room(options: Any) -> None:

@@ -8,6 +8,7 @@ from iclflow.diagnostics.alignment import head_contributions as head_contributio
 from iclflow.diagnostics.alignment import head_parallelism as head_parallelism
 from iclflow.diagnostics.alignment import pairwise_cosines as pairwise_cosines
 from iclflow.diagnostics.changes import change_time as change_time
+from iclflow.diagnostics.changes import first_crossing as first_crossing
 from iclflow.diagnostics.curvature import Ritz as Ritz
 from iclflow.diagnostics.curvature import hessian_vector_product as hessian_vector_product
 from iclflow.diagnostics.curvature import lanczos as lanczos

@@ -1,4 +1,4 @@
-"""When a curve makes its move: one definition for measures of any shape and size."""
+"""When a curve makes its move, or crosses a level: one definition each."""
 
 from typing import Any
 
@@ -31,3 +31,17 @@ def change_time(time: Any, values: Any, *, since: float = 0.0, left: float = 0.5
     last = int(np.flatnonzero(away >= level)[-1])  # never the end, where `away` is 0
     share = (away[last] - level) / (away[last] - away[last + 1])
     return float(times[last] + share * (times[last + 1] - times[last]))
+
+
+def first_crossing(time: Any, curve: Any, level: float) -> float:
+    """When a falling curve first goes below a level, linear between saved times; NaN if never.
+
+    NaN too for a curve that begins below.
+    """
+    times, values = np.asarray(time, float), np.asarray(curve, float)
+    below = np.flatnonzero(values < level)
+    if below.size == 0 or below[0] == 0:
+        return float("nan")
+    i = int(below[0])
+    share = (values[i - 1] - level) / (values[i - 1] - values[i])
+    return float(times[i - 1] + share * (times[i] - times[i - 1]))

@@ -125,16 +125,11 @@ class Descent(AbstractDynamics):
         dynamic, static = eqx.partition(state, eqx.is_array)
 
         def update(dynamic: Any) -> Any:
-            state = eqx.combine(dynamic, static)
-            after = DescentState(self._step(loss, state.run, state.step), state.step + 1)
-            return eqx.filter(after, eqx.is_array)
+            return eqx.filter(self.update(loss, eqx.combine(dynamic, static)), eqx.is_array)
 
         def to_mark(dynamic: Any, mark: Int[Array, ""]) -> tuple[Any, dict]:
             dynamic = repeat(update, dynamic, jnp.maximum(mark - dynamic.step, 0))
-            state = eqx.combine(dynamic, static)
-            alive = state.run.result == RESULTS.finished
-            values = {name: f(state.model, loss) for name, f in record.items()}
-            return dynamic, jax.tree.map(lambda a: jnp.where(alive, a, jnp.nan), values)
+            return dynamic, self.look(loss, eqx.combine(dynamic, static), record)
 
         marks = jnp.asarray(marks)
         dynamic, values = jax.lax.scan(to_mark, dynamic, marks)
@@ -147,6 +142,18 @@ class Descent(AbstractDynamics):
             stopped=state.run.stopped,
             state=state,
         )
+
+    def update(self, loss: AbstractLoss, state: DescentState) -> DescentState:
+        """One step further."""
+        return DescentState(self._step(loss, state.run, state.step), state.step + 1)
+
+    def look(
+        self, loss: AbstractLoss, state: DescentState, record: dict[str, Recorder]
+    ) -> dict[str, Any]:
+        """What is recorded of a state; NaN of a run that has failed."""
+        alive = state.run.result == RESULTS.finished
+        values = {name: f(state.model, loss) for name, f in record.items()}
+        return jax.tree.map(lambda a: jnp.where(alive, a, jnp.nan), values)
 
     def _step(self, loss: AbstractLoss, run: Run, step: Int[Array, ""]) -> Run:
         """One update; a run that has failed stays where it was."""

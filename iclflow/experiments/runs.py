@@ -81,17 +81,13 @@ def drop_counts(time: np.ndarray, losses: np.ndarray) -> list[int]:
     return [len(find_stages(time, loss, resamples=0).drops) for loss in losses]
 
 
+def largest_blocks(run: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The largest entry of the blocks that the theory sets to zero, [seed, mark]."""
+    parts = [np.abs(run[name]) for name in ("value_inputs", "key_labels")]
+    return np.maximum(*(part.reshape(*part.shape[:2], -1).max(axis=2) for part in parts))
+
+
 def delayed(time: np.ndarray, curves: np.ndarray, factor: float) -> np.ndarray:
     """Curves that come to every value `factor` times as late: for controls of claims."""
     late = np.asarray(time) / factor
     return np.apply_along_axis(lambda row: np.interp(late, time, row), -1, np.asarray(curves))
-
-
-def first_crossing(time: np.ndarray, loss: np.ndarray, level: float) -> float:
-    """When a falling curve first goes below a level, by linear interpolation; NaN if never."""
-    below = np.flatnonzero(np.asarray(loss) < level)
-    if below.size == 0 or below[0] == 0:
-        return float("nan")
-    i = int(below[0])
-    share = (loss[i - 1] - level) / (loss[i - 1] - loss[i])
-    return float(time[i - 1] + share * (time[i] - time[i - 1]))

@@ -1,6 +1,8 @@
 """Data and training of the published code, at the cheapest exact level."""
 
 import math
+from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -86,6 +88,7 @@ def descend(
     tests: dict[str, AbstractLoss],
     settings: dict,
     progress: Progress | None = None,
+    store: Path | None = None,
 ) -> xr.Dataset:
     """Full-batch descent with everything recorded before each of the `epoch` updates."""
     dataset = sweep(
@@ -96,9 +99,15 @@ def descend(
         saveat=np.arange(options.epoch),  # the update after the last record shows nowhere
         record={"loss": "loss", "values": OfModel(value_weights), **tests},
         progress=progress,
+        store=store,
         settings=settings,
     )
     return dataset.isel(seed=0)
+
+
+def stated(options: Options, convention: InitConvention) -> dict[str, Any]:
+    """What a run of `train` is stamped with."""
+    return {"published": options, "init_convention": convention}
 
 
 def train(
@@ -107,11 +116,13 @@ def train(
     *,
     sampling: Progress | None = None,
     progress: Progress | None = None,
+    store: Path | None = None,
 ) -> xr.Dataset:
     """One run with the published conventions and this package's own random numbers.
 
     The Dataset has the training loss, the value weights and, with a test set, the in-weight and
-    in-context test losses (whole sequences, at varying length too) before every update.
+    in-context test losses (whole sequences, at varying length too) before every update. The same
+    call goes on from the folder `store`.
     """
     parts = jax.random.split(jax.random.fold_in(jax.random.key(options.seed), 1), 4)
     task_key, train_key, weight_key, context_key = parts
@@ -126,8 +137,7 @@ def train(
         for name, icl, key in kinds:
             whole = task.replace(lengths=(options.context,))
             tests[name] = published_loss(prompt_set(whole, icl, options.testset_size, key), model)
-    settings = {"published": options, "init_convention": convention}
-    dataset = descend(loss, init, options, tests, settings, progress)
+    dataset = descend(loss, init, options, tests, stated(options, convention), progress, store)
     if options.vary_len or (options.softmax and options.model != "mlp"):
         return dataset
     # E8: the paper divides by N, which is the same run at another rate.

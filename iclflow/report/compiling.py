@@ -5,11 +5,12 @@ from importlib.metadata import version
 
 
 def compile_sparingly() -> None:
-    """Let this process compile three times as fast, to slower programs; before JAX is first used.
+    """Let this process compile faster, to slower programs; before JAX is first used.
 
-    Results agree to rounding, and programs marked `long_running` are optimised as ever. The
-    user's `XLA_FLAGS` come last, and so win.
+    Results agree to rounding. The user's `XLA_FLAGS` come last, and so win.
     """
+    # `reproduce all --quick` takes 105 s of processor time with these flags and 196 s without
+    # (2 cores, `time`).
     flags = ["--xla_backend_optimization_level=0"]
     # XLA ends the process at a flag that it does not know, as 0.11 does with this one.
     if version("jaxlib").startswith("0.10."):

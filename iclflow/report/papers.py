@@ -5,6 +5,7 @@ import dataclasses
 from iclflow.experiments import (
     abrupt_drop,
     alignment,
+    fixed_points,
     grokking,
     in_context_emergence,
     in_weight,
@@ -12,6 +13,8 @@ from iclflow.experiments import (
     linear_transformer,
     linear_transformer_stages,
     low_rank,
+    null_blocks,
+    plateau_alignment,
     saddle_to_saddle,
     schematics,
     softmax_drops,
@@ -58,6 +61,10 @@ DERIVED = {
     "E3": "Contexts of varying length: the loss averaged over lengths is the loss of the averaged "
     "moments, so that all formulas hold with these. Divided by the number of pairs, this is N "
     "replaced by the harmonic mean of the lengths.",
+    "E6": "Components of a small head along directions that are already learned do not move: key "
+    "and query each by itself, (k·e)[e; 0] + (q·e)[0; e] for the third term of (70).",
+    "E7": "Heads of rank R conserve the whole R by R matrix KKᵀ - QQᵀ, of which (85) is the "
+    "diagonal.",
 }
 
 _FIG3, _FIG7 = saddle_to_saddle.FIGURES
@@ -76,8 +83,9 @@ PAPERS = (
         "networks, and learns in steps, one principal component of the inputs at a time.",
         (
             *abrupt_drop.FIGURES, *schematics.FIGURES, _FIG3, _FIG4, _FIG5, *alignment.FIGURES,
-            _FIG7, _FIG8, _FIG9, _FIG10, *softmax_drops.FIGURES, *init_scale.FIGURES,
-            *varying_length.FIGURES, *zero_blocks.FIGURES,
+            _FIG7, _FIG8, _FIG9, _FIG10, *fixed_points.FIGURES, *plateau_alignment.FIGURES,
+            *softmax_drops.FIGURES, *init_scale.FIGURES, *varying_length.FIGURES,
+            *zero_blocks.FIGURES,
         ),
         (
             Published("Fig. 1", ("fig1",), 26 * MINUTE),
@@ -101,7 +109,7 @@ PAPERS = (
         "measures are taken of transformers that are not linear, while they learn to learn in "
         "context and while they grok.",
         (
-            *linear_transformer.FIGURES, *linear_transformer_stages.FIGURES,
+            *linear_transformer.FIGURES, *linear_transformer_stages.FIGURES, *null_blocks.FIGURES,
             *in_context_emergence.FIGURES, *grokking.FIGURES,
         ),
     ),

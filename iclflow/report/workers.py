@@ -9,7 +9,8 @@ import multiprocessing.connection
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,8 @@ def _in_processes(
     def start() -> None:
         here, there = context.Pipe()
         process = context.Process(target=_serve, args=(there, out, quick), daemon=True)
-        process.start()
+        with unheard():
+            process.start()
         there.close()
         begin(here, process)
 
@@ -103,9 +105,23 @@ def _in_processes(
                     del busy[connection]
                     begin(connection, process, figures[0].source.shared)
     finally:
-        for process, _ in busy.values():  # Ctrl-C: the workers do not hear it themselves
+        for process, _ in busy.values():
             process.terminate()
+        for process, _ in busy.values():
             process.join()
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Ctrl-C waits, and processes that are started meanwhile never hear it: we end them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def next_work(waiting: Sequence[str], last: str | None, elsewhere: Sequence[str]) -> int:

@@ -113,8 +113,8 @@ def _mp4(frames: Iterator[np.ndarray], path: Path, fps: int) -> None:
             pass  # it says why below
         complaint = encoder.stderr.read().decode(errors="replace")
     if encoder.returncode != 0:
-        last = " ".join((complaint.strip().splitlines() or ["no reason given"])[-1].split())
-        raise OSError(f"ffmpeg could not write {path.suffix} ({last})")
+        why = " ".join(complaint.split()) or "no reason given"
+        raise OSError(f"ffmpeg could not write {path.suffix} ({why})")
 
 
 def _gif(frames: Iterator[np.ndarray], path: Path, fps: int) -> None:

@@ -3,12 +3,14 @@
 import ast
 import dataclasses
 import enum
+import functools
 import hashlib
 import importlib.util
+import inspect
 import json
 import platform
+import types
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,13 @@ import iclflow
 PACKAGE = Path(__file__).parents[1]
 
 
-def describe(thing: Any) -> Any:
-    """Settings of an object as plain JSON values; large arrays by shape and hash."""
+def describe(thing: Any, seen: set[int] | None = None) -> Any:
+    """Settings of an object as plain JSON values; large arrays and functions by a hash.
+
+    Two functions are the same if their code is, and all that it refers to; `seen` are those that
+    were met already.
+    """
+    seen = set() if seen is None else seen
     if isinstance(thing, jax.Array | np.ndarray | np.generic):
         if isinstance(thing, jax.Array) and jnp.issubdtype(thing.dtype, jax.dtypes.prng_key):
             return {"key": np.asarray(jax.random.key_data(thing)).tolist()}
@@ -34,21 +41,88 @@ def describe(thing: Any) -> Any:
     if isinstance(thing, enum.Enum):
         return thing.value
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        fields = {f.name: describe(getattr(thing, f.name)) for f in dataclasses.fields(thing)}
-        return {"kind": type(thing).__name__, **fields}
+        fields = {f.name: describe(getattr(thing, f.name), seen) for f in dataclasses.fields(thing)}
+        return {"kind": type(thing).__name__, **_own_code(type(thing), seen), **fields}
     if isinstance(thing, Mapping):
-        return {str(k): describe(v) for k, v in thing.items()}
+        return {str(k): describe(v, seen) for k, v in thing.items()}
     if isinstance(thing, Sequence) and not isinstance(thing, str):
-        return [describe(v) for v in thing]
+        return [describe(v, seen) for v in thing]
     if isinstance(thing, str | int | float | bool | type(None)):
         return thing
-    return getattr(thing, "__qualname__", type(thing).__name__)
+    if isinstance(thing, functools.partial):
+        return {"partial": describe([thing.func, thing.args, thing.keywords], seen)}
+    name = getattr(thing, "__qualname__", type(thing).__name__)
+    code = code_of(thing, seen) if callable(thing) else None
+    return name if code is None else {"function": name, "code": code}
+
+
+def code_of(function: Any, seen: set[int]) -> str | None:
+    """A hash of what a Python function does: its code, and what that refers to.
+
+    Values of its closure and defaults count, and so do functions and plain values of its own
+    package (or program) that it names; docstrings and places do not. None for what is not written
+    in Python, or was seen.
+    """
+    owner, function = getattr(function, "__self__", None), inspect.unwrap(function)
+    function = getattr(function, "__func__", function)
+    if not isinstance(function, types.FunctionType) or id(function) in seen:
+        return None
+    seen.add(id(function))
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    names = sorted(_names(function.__code__) & set(function.__globals__))
+    referred = [*cells, *(function.__globals__[name] for name in names)]
+    found = [_code(function.__code__, function.__doc__), names, owner, function.__defaults__]
+    found += [function.__kwdefaults__, [_referred(value, function) for value in referred]]
+    return _digest(describe(found, seen))
+
+
+def _referred(value: Any, by: types.FunctionType) -> Any:
+    """A value that a function refers to; modules, classes and other packages by their name."""
+    if inspect.ismodule(value):
+        return value.__name__
+    root = (getattr(value, "__module__", None) or "").split(".")[0]
+    foreign = callable(value) and root != by.__module__.split(".")[0]
+    if isinstance(value, type) or (foreign and not dataclasses.is_dataclass(value)):
+        return getattr(value, "__qualname__", type(value).__name__)
+    return value
+
+
+def _code(code: types.CodeType, documentation: str | None = None) -> list[Any]:
+    """What is executed, without where it was written."""
+    constants = []
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            constants.append(_code(constant))
+        elif isinstance(constant, frozenset):  # in no order
+            constants.append(sorted(map(repr, constant)))
+        elif documentation is None or constant != documentation:
+            constants.append(repr(constant))
+    return [code.co_code.hex(), list(code.co_names), constants]
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """The names that a function and those inside it look up."""
+    inside = [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    return set(code.co_names).union(*map(_names, inside))
+
+
+def _own_code(kind: type, seen: set[int]) -> dict[str, Any]:
+    """The methods of a class of the user's; the code of this package is known by `code_key`."""
+    root = kind.__module__.split(".")[0]
+    if root == PACKAGE.name:
+        return {}
+    bases = [base for base in kind.__mro__ if base.__module__.split(".")[0] == root]
+    written = [(name, value) for base in bases for name, value in vars(base).items()]
+    return {"code": [[name, code_of(f, seen)] for name, f in written if inspect.isfunction(f)]}
+
+
+def _digest(plain: Any) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def content_key(settings: Any) -> str:
     """A name for what a run computes: equal settings and version, equal key."""
-    text = json.dumps([describe(settings), iclflow.__version__], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return _digest([describe(settings), iclflow.__version__])
 
 
 def stamp(settings: Any) -> dict[str, str]:
@@ -76,8 +150,7 @@ def code_key(*modules: str) -> str:
             seen[path], names = _read(path.read_bytes())
             waiting += [file for name in names for file in _files(name)]
     named = {p.relative_to(PACKAGE).as_posix() if PACKAGE in p.parents else p.name: p for p in seen}
-    text = json.dumps({name: seen[path] for name, path in named.items()}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return _digest({name: seen[path] for name, path in named.items()})
 
 
 def imported(tree: ast.AST) -> list[str]:
@@ -101,7 +174,7 @@ def imported(tree: ast.AST) -> list[str]:
     return names
 
 
-@cache
+@functools.cache
 def _read(source: bytes) -> tuple[str, tuple[str, ...]]:
     """A hash of the code in a file, and what it imports of this package."""
     tree = ast.parse(source)

@@ -8,8 +8,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
+from iclflow.runs.fused.engine import VMAP, Fused, why_not
 from iclflow.runs.labels import INTERRUPTED, outcome
 from iclflow.runs.plan import Batch, pieces
 from iclflow.runs.record import Recording, measure_after
@@ -23,6 +24,7 @@ class Piece:
     batch: Batch
     number: int  # of the batch
     mark: float
+    marks: np.ndarray  # all save points: whole steps of descent, or times of a flow
     stops: set[float]  # marks that observers asked for
     models: Any  # stacked, one a run
 
@@ -40,9 +42,9 @@ class AbstractObserver(Protocol):
         ...
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Standing:
-    """What changes while a batch runs; all that is needed to go on with it."""
+    """How far a batch has come; all that is needed to go on with it."""
 
     state: Any
     record: dict[str, Any]  # name -> [run, mark, ...], NaN where nothing is recorded yet
@@ -65,13 +67,14 @@ class BatchResult:
     result: np.ndarray
     stopped: np.ndarray
     interrupted: bool
+    engine: str  # what advanced it, and why
 
 
 @runtime_checkable
 class Disk(Protocol):
     """Where the progress of a batch is kept."""
 
-    def resume(self, number: int, progress: Standing) -> None: ...
+    def resume(self, number: int, progress: Standing) -> Standing: ...
     def save(self, number: int, progress: Standing, now: bool) -> None: ...
 
 
@@ -85,48 +88,49 @@ def run_batch(
     observers: Sequence[AbstractObserver],
     disk: Disk | None,
 ) -> BatchResult:
-    """Train a batch to the last mark, or to where Ctrl-C stops it."""
+    """Train a batch to the last mark, or to where Ctrl-C stops it; raised before the first."""
     progress = Standing(_start(batch.parts, batch.axes, batch.seeds, batch.weights, key), {})
+    advance, engine = _engine(batch, progress.state, marks, recording.functions)
     if disk is not None:
-        _room(batch, progress, recording.functions, len(marks))
-        disk.resume(number, progress)
-    count = pieces(batch, marks, disk is not None)
+        room = _room(batch, progress.state, recording.functions, len(marks))
+        progress = disk.resume(number, dataclasses.replace(progress, record=room))
+    count, longest = pieces(batch, marks, disk is not None)
     size = -(-len(marks) // count)
-    longest = marks[-1] / count if disk is not None else np.inf
-    longest = max(1, np.ceil(longest)) if np.issubdtype(marks.dtype, np.integer) else longest
     stops = {float(mark) for watch in observers for mark in watch.stops(marks)}
-    interrupted = False
+    interrupted, seen = False, progress
     try:
         while progress.done < len(marks):
-            _piece(batch, progress, marks, recording, size, longest, stops)
+            progress = _piece(advance, progress, marks, recording, size, longest, stops)
             # First the observers: what they write of a piece is then there when it counts as done.
             for watch in observers:
-                watch(Piece(batch, number, progress.mark, stops, progress.state.model))
+                watch(Piece(batch, number, progress.mark, marks, stops, progress.state.model))
+            seen = progress
             if disk is not None:
-                disk.save(number, progress, progress.done == len(marks))
+                disk.save(number, seen, progress.done == len(marks))
     except KeyboardInterrupt:
-        if disk is None and progress.done == 0:
+        if disk is not None:
+            disk.save(number, seen, True)
+        if progress.done == 0:
             raise
         interrupted = True
-    return _result(batch, progress, recording, final, interrupted)
+    return _result(batch, progress, recording, final, interrupted, engine)
 
 
 def _piece(
-    batch: Batch,
+    advance: Callable[[Any, np.ndarray, dict[str, Callable]], Any],
     progress: Standing,
     marks: np.ndarray,
     recording: Recording,
     size: int,
     longest: float,
     stops: set[float],
-) -> None:
+) -> Standing:
     """Advance to the next marks; between marks that are far apart, part of the way."""
     begin, here = progress.done, max(progress.mark, 0)
     if marks[begin] - here > longest:
         target = np.asarray([here + longest], marks.dtype)
-        progress.state = _advance(batch, progress.state, target, {}).state
-        progress.mark = float(target[0])
-        return
+        state = advance(progress.state, target, {}).state
+        return Standing(state, progress.record, float(target[0]), begin)
     segment = marks[begin : begin + size]
     segment = segment[segment - here <= longest] if len(segment) > 1 else segment
     cut = next((i + 1 for i, mark in enumerate(segment) if float(mark) in stops), len(segment))
@@ -134,26 +138,30 @@ def _piece(
     padded = np.concatenate([segment, np.repeat(segment[-1:], size - len(segment))])
     # A flow that used up its steps may go on from its state; in a sweep it has stopped.
     over = outcome(progress.state.result) != 0
-    run = _advance(batch, progress.state, padded, recording.functions)
-    count = len(segment)
-    progress.state, progress.done = run.state, begin + count
-    progress.mark = float(segment[-1])
-    if not progress.record and count == len(marks):  # all in one piece: nothing to copy
-        progress.record = jax.tree.map(np.asarray, run.record)
-        return
-    if not progress.record:
+    run = advance(progress.state, padded, recording.functions)
+    count, record = len(segment), progress.record
+    if not record and count == len(marks):  # all in one piece: nothing to copy
+        record = jax.tree.map(np.asarray, run.record)
+        return Standing(run.state, record, float(segment[-1]), count)
+    if not record:
         total = len(marks)
-        progress.record = jax.tree.map(lambda a: _empty(a, a.shape[2:], total), run.record)
+        record = jax.tree.map(lambda a: _empty(a, a.shape[2:], total), run.record)
 
-    def put(room: np.ndarray, values: Array) -> None:
+    def put(room: np.ndarray, values: Any) -> None:
         room[:, begin : begin + count] = np.asarray(values)[:, :count]
         room[over, begin : begin + count] = np.nan
 
-    jax.tree.map(put, progress.record, run.record)
+    jax.tree.map(put, record, run.record)
+    return Standing(run.state, record, float(segment[-1]), begin + count)
 
 
 def _result(
-    batch: Batch, progress: Standing, recording: Recording, final: Recording, interrupted: bool
+    batch: Batch,
+    progress: Standing,
+    recording: Recording,
+    final: Recording,
+    interrupted: bool,
+    engine: str,
 ) -> BatchResult:
     state, count = progress.state, batch.count
     ended, stopped = outcome(state.result), np.asarray(state.stopped)
@@ -171,15 +179,13 @@ def _result(
         measured = _after(loss, models, dynamics, final.after, axes)
         last |= jax.tree.map(lambda a: a[:, 0], measured)
     record, last = jax.tree.map(lambda a: np.asarray(a)[:count], (record, last))
-    return BatchResult(batch, record, last, ended[:count], stopped[:count], interrupted)
+    return BatchResult(batch, record, last, ended[:count], stopped[:count], interrupted, engine)
 
 
-def _room(batch: Batch, progress: Standing, record: dict[str, Callable], count: int) -> None:
+def _room(batch: Batch, state: Any, record: dict[str, Callable], count: int) -> dict[str, Any]:
     """Room for what is recorded at `count` marks, full of NaN."""
-    shapes = eqx.filter_eval_shape(
-        _record, batch.parts[0], batch.axes[0], progress.state.model, record
-    )
-    progress.record = jax.tree.map(lambda like: _empty(like, like.shape[1:], count), shapes)
+    shapes = eqx.filter_eval_shape(_record, batch.parts[0], batch.axes[0], state.model, record)
+    return jax.tree.map(lambda like: _empty(like, like.shape[1:], count), shapes)
 
 
 def _empty(like: Any, shape: tuple[int, ...], count: int) -> np.ndarray:
@@ -187,11 +193,21 @@ def _empty(like: Any, shape: tuple[int, ...], count: int) -> np.ndarray:
     return np.full((like.shape[0], count, *shape), np.nan, kind)
 
 
-def _advance(batch: Batch, state: Any, marks: np.ndarray, record: dict[str, Callable]) -> Any:
+def _engine(
+    batch: Batch, state: Any, marks: np.ndarray, record: dict[str, Callable]
+) -> tuple[Callable[[Any, np.ndarray, dict[str, Callable]], Any], str]:
+    """How the batch advances, (state, marks, record) -> run, and which engine that is."""
     (loss, _, dynamics), (loss_axes, _, dynamics_axes) = batch.parts, batch.axes
-    run = _advanced(loss, dynamics, state, marks, record, (loss_axes, dynamics_axes))
-    jax.block_until_ready(run)
-    return run
+
+    def vmapped(state: Any, marks: np.ndarray, record: dict[str, Callable]) -> Any:
+        run = _advanced(loss, dynamics, state, marks, record, (loss_axes, dynamics_axes))
+        return jax.block_until_ready(run)
+
+    fused = Fused.of(loss, dynamics, state, (loss_axes is not None, dynamics_axes is not None))
+    reason = why_not(fused, (loss, dynamics, state), record, len(batch.seeds), marks)
+    if reason is not None:
+        return vmapped, f"{VMAP} ({reason})"
+    return lambda now, *how: fused.advance((loss, dynamics, now), *how), f"fused ({fused.engine})"
 
 
 @eqx.filter_jit

@@ -41,7 +41,8 @@ def assemble(
         whole = _on_grid([(place, array) for place, _, array in parts], shape)
         dims = (*lead, *(("time",) if timed else ()), *parts[0][1])
         data[name if timed else FINAL + name] = (dims, whole, attributes(name))
-    dataset = xr.Dataset(data, attrs=stamp(settings))
+    engines = {"engine": "; ".join(dict.fromkeys(result.engine for result in results))}
+    dataset = xr.Dataset(data, attrs={**stamp(settings), **engines})
     clocks = [_clock(result, marks) for result in results]
     same = all(np.array_equal(clock, clocks[0], equal_nan=True) for clock in clocks)
     same = same and clocks[0].ndim == 1

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -16,9 +16,10 @@ from iclflow.losses.memory import RESERVE, device_bytes
 from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
 
 SMALL = 4096  # numbers in a loss that is copied for each run rather than trained by itself
+COPIES = 8  # of the weights: gradients, the optimiser's state, what a step needs
 PIECES = 12  # of a run, between which progress is shown and Ctrl-C works
-STORED_PIECES = 256  # of a run on disk: what a kill can lose
-BRIEF = 0.25  # seconds: a piece should not be shorter
+MANY_PIECES = 256  # of a run that takes long, or is on disk: what a kill can lose
+BRIEF, LONG = 0.25, 60.0  # seconds: a run in one piece is shorter; one in many takes longer
 SPEED = {"cpu": 1e8, "gpu": 2e11}  # numbers touched a second, roughly
 
 
@@ -60,9 +61,12 @@ class Batch:
 
 
 def batches(
-    entries: Sequence[Entry], seeds: np.ndarray, saves: int, sizes: Sequence[int] | None = None
+    entries: Sequence[Entry],
+    seeds: np.ndarray,
+    recorded: Callable[[Entry, AbstractModel], int],
+    sizes: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
-    """All runs, in batches; `saves` numbers are recorded of each run at most.
+    """All runs, in batches; `recorded` says how many bytes one of them records.
 
     `sizes` of the batches are those of an earlier plan; otherwise what fits in memory now.
     """
@@ -75,7 +79,9 @@ def batches(
         places = np.concatenate([e.seeds for e in group])
         weights = np.concatenate([e.weights for e in group])
         like = empty_model(group[0].init)
-        size = sizes[number] if sizes else _batch_size(group[0].loss, like, len(rows), saves)
+        each = recorded(group[0], like) + 8 * COPIES * _numbers(like) + group[0].loss.scratch()
+        fit = max(1, min(len(rows), int(RESERVE * device_bytes() / each)))
+        size = sizes[number] if sizes else fit
         for begin in range(0, len(rows), size):
             part = slice(begin, begin + size)
             # The last batch is filled up, so that all are one compiled program.
@@ -124,16 +130,15 @@ def _numbers(tree: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree) if hasattr(leaf, "shape"))
 
 
-def _batch_size(loss: AbstractLoss, like: AbstractModel, runs: int, saves: int) -> int:
-    """As many runs as fit in memory: weights, their update, what is recorded, what a loss needs."""
-    each = 8 * (8 * _numbers(like) + saves) + loss.scratch()
-    return max(1, min(runs, int(RESERVE * device_bytes() / each)))
+def pieces(batch: Batch, marks: np.ndarray, stored: bool) -> tuple[int, float]:
+    """Into how many compiled pieces to cut a run, and how far one may reach.
 
-
-def pieces(batch: Batch, marks: np.ndarray, stored: bool) -> int:
-    """Into how many compiled pieces to cut a run: more where it is long."""
-    if stored:
-        return STORED_PIECES
+    One of three numbers, so that runs of other lengths share their compiled programs.
+    """
     work = float(marks[-1]) * batch.count * (_numbers(batch.one[0]) + _numbers(batch.like))
-    # One or all: runs of other lengths share their compiled programs.
-    return 1 if work < BRIEF * SPEED.get(jax.default_backend(), SPEED["gpu"]) else PIECES
+    seconds = work / SPEED.get(jax.default_backend(), SPEED["gpu"])
+    if not stored and seconds < LONG:
+        return (1 if seconds < BRIEF else PIECES), np.inf
+    longest = marks[-1] / MANY_PIECES
+    whole = np.issubdtype(marks.dtype, np.integer)
+    return MANY_PIECES, max(1, np.ceil(longest)) if whole else longest

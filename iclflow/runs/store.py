@@ -52,14 +52,13 @@ class Store:
     def _file(self, number: int) -> Path:
         return self.folder / f"batch-{number:04d}.safetensors"
 
-    def resume(self, number: int, progress: Standing) -> None:
-        """Take up what the folder has of a batch."""
+    def resume(self, number: int, progress: Standing) -> Standing:
+        """What the folder has of a batch, else its start."""
         file = self._file(number)
         if not file.exists():
-            return
+            return progress
         found = load_tree(file, progress.tree())
-        progress.state, progress.record = found["state"], found["record"]
-        progress.mark, progress.done = float(found["mark"]), int(found["done"])
+        return Standing(found["state"], found["record"], float(found["mark"]), int(found["done"]))
 
     def save(self, number: int, progress: Standing, now: bool) -> None:
         """The progress of a batch, unless it was saved a moment ago."""
@@ -71,6 +70,9 @@ class Store:
 @dataclasses.dataclass(frozen=True)
 class Snapshots:
     """Weights during a sweep, as `seed-0/step-00000512.safetensors`, for `iclflow diagnose`.
+
+    Those of a flow are `save-00000003.safetensors`, by the number of the save point; its time is in
+    the file's metadata.
 
     - `folder`: where they go.
     - `tensors`: model -> arrays by the names that other programs know.
@@ -94,13 +96,17 @@ class Snapshots:
             raise ValueError(
                 "snapshots are named by their seed, this sweep has axes too; make one for each"
             )
+        if np.issubdtype(piece.marks.dtype, np.integer):
+            name, words = f"step-{int(piece.mark):08d}", {"step": str(int(piece.mark))}
+        else:
+            index = int(np.searchsorted(piece.marks, piece.mark))
+            name, words = f"save-{index:08d}", {"time": repr(piece.mark)}
         whole = jax.tree.map(lambda a: np.asarray(a) if eqx.is_array(a) else a, piece.models)
         for i, seed in enumerate(piece.batch.seeds[: piece.batch.count]):
             one = jax.tree.map(lambda a, s=i: a[s] if eqx.is_array(a) else a, whole)
             place = Path(self.folder) / f"seed-{seed}"
             place.mkdir(parents=True, exist_ok=True)
-            name = f"step-{int(piece.mark):08d}.safetensors"
-            write_tensors(place / name, self.tensors(one), {"step": str(int(piece.mark))})
+            write_tensors(place / f"{name}.safetensors", self.tensors(one), words)
 
 
 def own_folder(folder: Path | str | None, module: str, settings: Any) -> Path | None:

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from jaxtyping import ArrayLike, PRNGKeyArray
 from iclflow.dynamics import AbstractDynamics
 from iclflow.dynamics.base import marks_until
 from iclflow.losses import AbstractLoss, Population
-from iclflow.models import AbstractInitialiser
+from iclflow.models import AbstractInitialiser, AbstractModel
 from iclflow.results.provenance import code_key
 from iclflow.runs.batch import AbstractObserver, BatchResult, Piece, run_batch
 from iclflow.runs.dataset import assemble
+from iclflow.runs.fused.engine import available
 from iclflow.runs.plan import Batch, Entry, batches
 from iclflow.runs.record import Record, Recording, resolve
 from iclflow.runs.simulate import SAVES, warn_single_precision
@@ -75,7 +77,8 @@ def sweep(
     - `progress(done, total)` is called between pieces, in training steps or time.
     - `settings`: what the Dataset is stamped with, instead of these arguments.
 
-    Ctrl-C returns what was computed: later points are NaN and `result` says `interrupted`.
+    Ctrl-C returns what was computed: later points are NaN and `result` says `interrupted`; it is
+    raised where there is nothing yet.
     """
     numbers = _seeds(seeds)
     axes = {name: list(values) for name, values in (axes or {}).items()}
@@ -89,19 +92,26 @@ def sweep(
         entries += _entries(index, *_at(point, source, init, dynamics), numbers, vary)
     marks = marks_until(dynamics, until, saveat, SAVES)
     about = {"source": source, "init": init, "dynamics": dynamics, "vary": vary, "marks": marks}
-    about |= {"seeds": numbers, "axes": axes, "record": list(record), "key": key}
+    about |= {"seeds": numbers, "axes": axes, "record": record, "final": final, "key": key}
     disk = None
     if store is not None:
-        disk = Store(store, {**about, "settings": settings, "code": code_key(__name__)})
+        code = {"code": code_key(__name__), "engine": available()}
+        disk = Store(store, {**about, "settings": settings, **code})
     sizes = None if disk is None else disk.sizes
-    plan = list(batches(entries, numbers, len(marks), sizes))
+    size = partial(_recorded_bytes, record=record, saves=len(marks))
+    plan = list(batches(entries, numbers, size, sizes))
     recordings = [_check(batch, record, final) for batch in plan]
     if disk is not None and sizes is None:
         disk.begin([len(batch.seeds) for batch in plan])
     watching = [*observers, *([] if progress is None else [_Progress(progress, marks, len(plan))])]
     results: list[BatchResult] = []
     for number, (batch, (recording, last)) in enumerate(zip(plan, recordings, strict=True)):
-        results.append(run_batch(batch, number, marks, recording, last, key, watching, disk))
+        try:
+            results.append(run_batch(batch, number, marks, recording, last, key, watching, disk))
+        except KeyboardInterrupt:
+            if not results:
+                raise
+            break
         if results[-1].interrupted:
             break
     coordinates = {**axes, "seed": numbers.tolist()}
@@ -121,12 +131,24 @@ def _seeds(seeds: int | Sequence[int]) -> np.ndarray:
     return np.asarray(found, np.uint32)
 
 
-def _check(batch: Batch, record: Record, final: Record) -> tuple[Recording, Recording]:
-    """What a batch records; `ValueError` if it cannot be trained, or has nothing to record."""
-    (loss, _, dynamics), model = batch.one, batch.like
-    reason = dynamics.admits(loss, model)
+def _recorded_bytes(entry: Entry, model: AbstractModel, *, record: Record, saves: int) -> int:
+    """What one run records; `ValueError` if it cannot be trained, or has nothing to record."""
+    reason = entry.dynamics.admits(entry.loss, model)
     if reason is not None:
-        raise ValueError(f"{type(loss).__name__} cannot train {type(model).__name__}: {reason}")
+        names = type(entry.loss).__name__, type(model).__name__
+        raise ValueError(f"{names[0]} cannot train {names[1]}: {reason}")
+    functions = resolve(record, loss=entry.loss, dynamics=entry.dynamics).functions
+
+    def measured(model: AbstractModel) -> dict[str, Any]:
+        return {name: function(model, entry.loss) for name, function in functions.items()}
+
+    leaves = jax.tree.leaves(eqx.filter_eval_shape(measured, model))
+    return saves * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+def _check(batch: Batch, record: Record, final: Record) -> tuple[Recording, Recording]:
+    """What a batch records."""
+    loss, _, dynamics = batch.one
     warn_single_precision(loss)
     common = loss if batch.axes[0] is None else None
     during, last = (resolve(what, loss=common, dynamics=dynamics) for what in (record, final))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
+from iclflow.diagnostics import first_crossing
 from iclflow.models import AbstractModel
 from iclflow.tasks.task import Task
 from iclflow.theory.predict import ENGINES
@@ -54,21 +55,11 @@ def compare(
         expected[: len(found.times)] = found.times
         curves.append(found.curve(times).loss)
         predicted.append(expected)
-        measured.append(crossings(times, runs["loss"].values[i], found.levels))
+        middles = (found.levels[:-1] + found.levels[1:]) / 2
+        loss = runs["loss"].values[i]
+        measured.append(np.asarray([first_crossing(times, loss, m) for m in middles]))
     data = xr.Dataset(
         {"loss": (("seed", "time"), np.stack(curves))},
         coords={"seed": runs["seed"].values, "time": times},
     )
     return Comparison(data, np.stack(predicted), np.stack(measured))
-
-
-def crossings(times: np.ndarray, loss: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """When a loss first falls below the middle between consecutive levels; NaN if it does not."""
-    found = np.full(len(levels) - 1, np.nan)
-    for m, middle in enumerate((levels[:-1] + levels[1:]) / 2):
-        below = np.flatnonzero(loss < middle)
-        if below.size and below[0] > 0:
-            j = below[0]
-            share = (loss[j - 1] - middle) / (loss[j - 1] - loss[j])
-            found[m] = times[j - 1] + share * (times[j] - times[j - 1])
-    return found

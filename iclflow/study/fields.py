@@ -50,7 +50,7 @@ class Fields:
         "task", TASK, "context labels of that test", choices=("task", "noise"),
         needs=("fixed_fraction",),
     )  # fmt: skip
-    rotate: bool = option(True, TASK, "eigenvectors = axes")
+    rotate: bool = option(False, TASK, "draw the eigenvectors (--eigen-seed); else the axes")
     model: str = option(
         "separate", MODEL, "the last has D outputs, W = U diag Uᵀ, and --scale is p = q",
         choices=(*HEADED, "linear-transformer"),

@@ -43,8 +43,9 @@ def require_room(fields: Fields) -> None:
         8 * COPIES * weights, f"{fields.heads} heads of rank {fields.rank}", "give fewer"
     )
     require_memory(32 * (fields.pool or 0) * size, "the tasks of the pool", "give a smaller pool")
+    recorded = 4 + fields.heads + (weights if "weights" in (fields.record or ()) else 0)
     require_memory(
-        8 * points * (4 + fields.heads),
+        8 * points * recorded,
         f"{points:.3g} recorded points of {fields.heads} heads",
         "give fewer seeds, or fewer times to save",
     )

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from iclflow.dynamics import AbstractDynamics, Descent, sharpness
+from iclflow.dynamics import AbstractDynamics, Descent
 from iclflow.losses import AbstractLoss, Population, population_moments
 from iclflow.losses.select import Choice
 from iclflow.models import (
@@ -94,7 +94,7 @@ class Study:
             until=self.until,
             saveat=self.saveat,
             record={name: name for name in self.record} | self.tests,
-            final={"sharpness": _sharpness},
+            final=["sharpness"],
             progress=progress,
             store=store,
             settings=settings,
@@ -259,10 +259,6 @@ def drop_times(task: Task, model: AbstractModel) -> np.ndarray:
         return np.zeros(0)
     times = predict(task, model, probes=0).times
     return times[np.isfinite(times)]
-
-
-def _sharpness(model: AbstractModel, loss: AbstractLoss) -> Any:
-    return sharpness(loss, model, 20)
 
 
 def test_loss(task: Task, init: AbstractInitialiser) -> AbstractLoss:

@@ -17,6 +17,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 from scipy.integrate import solve_ivp
 
+from iclflow.diagnostics import first_crossing
 from iclflow.dynamics import Descent
 from iclflow.experiments.four_inputs import (
     CONTEXT,
@@ -32,13 +33,13 @@ from iclflow.experiments.runs import (
     Variable,
     clock,
     drop_counts,
-    first_crossing,
     labelled,
+    largest_blocks,
     spread,
     trained,
 )
 from iclflow.losses import Moments, Population, Sequences
-from iclflow.models import MLP, Merged, NetworkInitialiser, draw_model
+from iclflow.models import MLP, AbstractInitialiser, Merged, NetworkInitialiser, draw_model
 from iclflow.published import Options, PublishedInitialiser
 from iclflow.results.progress import Progress
 from iclflow.runs.simulate import simulate
@@ -78,14 +79,17 @@ CONVERSION = (
 def runs_of(quick: bool) -> dict[str, dict[str, np.ndarray]]:
     """The figure's runs, attention and MLP, from the same weights on the same data."""
     loss = four_input_moments(quick)
-    options = Options(model="attnM", head_num=HEADS, init=ENTRY)
-    attention = PublishedInitialiser(options)
-    starts = {"attention": attention, "mlp": NetworkInitialiser(attention, MLP)}
+    return {name: _trained(loss, init, quick) for name, init in _starts().items()}
+
+
+def _starts() -> dict[str, AbstractInitialiser]:
+    attention = PublishedInitialiser(Options(model="attnM", head_num=HEADS, init=ENTRY))
+    return {"attention": attention, "mlp": NetworkInitialiser(attention, MLP)}
+
+
+def _trained(loss: Moments, init: AbstractInitialiser, quick: bool) -> dict[str, np.ndarray]:
     how: dict[str, Any] = {"saveat": spread(STEPS), "record": ["loss", "weights"]}
-    return {
-        name: trained(loss, init, Descent(RATE), seeds=seed_count(quick), **how)
-        for name, init in starts.items()
-    }
+    return trained(loss, init, Descent(RATE), seeds=seed_count(quick), **how)
 
 
 def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Dataset:
@@ -97,6 +101,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     report(1, 5)
     runs, marks = runs_of(quick), spread(STEPS)
     attention = runs["attention"]
+    population_run = _trained(four_input_population(), _starts()["attention"], quick)
     coordinates = clock(marks, RATE)
     time = coordinates["time"][1]
     report(2, 5)
@@ -135,6 +140,12 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
             ("seed",),
             np.asarray(paper_merged_duration(population, np.asarray(norms))),
             "the paper's estimate (51), w = |w₂(0)|",
+        ),
+        "attention_blocks": (("seed", "time"), largest_blocks(attention), "largest extra entry"),
+        "population_blocks": (
+            ("seed", "time"),
+            largest_blocks(population_run),
+            "the same at P → ∞",
         ),
         **_parallel(runs, marks),
         **_solutions(loss, population, final),

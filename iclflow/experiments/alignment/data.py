@@ -6,6 +6,7 @@ On the plateau every head is parallel to E[y zᵀ]; at convergence to E[y zᵀ] 
 import numpy as np
 import xarray as xr
 
+from iclflow.diagnostics import first_crossing
 from iclflow.experiments.abrupt_drop.data import HEADS, RATE, STEPS, WINDOW, runs_of
 from iclflow.experiments.four_inputs import (
     QUICK_SEQUENCES,
@@ -13,7 +14,7 @@ from iclflow.experiments.four_inputs import (
     correlations,
     four_input_moments,
 )
-from iclflow.experiments.runs import Variable, first_crossing, labelled, spread
+from iclflow.experiments.runs import Variable, labelled, spread
 from iclflow.results.progress import Progress
 
 SEED = 0  # the run that is drawn

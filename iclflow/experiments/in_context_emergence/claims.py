@@ -7,7 +7,7 @@ log₁₀ of their ratio.
 import numpy as np
 import xarray as xr
 
-from iclflow.experiments.base import Claim, Control, at_least, below
+from iclflow.experiments.base import Claim, Control, at_least, below, less
 
 MARGIN = 4.0  # how many times the late loss of one layer is that of more
 INDUCTION = 0.5  # prefix-matching score of an induction head
@@ -16,7 +16,7 @@ INDUCTION = 0.5  # prefix-matching score of an induction head
 def claims(data: xr.Dataset) -> list[Claim]:
     """One layer against more, on both corpora, and the order of events in the deeper ones."""
     deep = data.sel(layers=data["layers"] > 1)
-    return [*_depth(data, deep), *_order(deep), _markov(data)]
+    return [*_depth(data, deep), *_order(deep), *_ranks(data), _markov(data)]
 
 
 def _depth(data: xr.Dataset, deep: xr.Dataset) -> list[Claim]:
@@ -86,14 +86,50 @@ def _order(deep: xr.Dataset) -> list[Claim]:
             "lt-rank-moves", "the effective rank moves fastest while in-context learning emerges",
             "Fig. 6, (15)", float(outside.max()), float(np.log10(2)),
             "distance of the fastest change from the drop, in log₁₀ of steps: a factor of 2",
-            "medians over seeds, worst depth and circuit; "
-            + "; ".join(
-                f"{c} {', '.join(f'{v:.2f}' for v in outside.sel(circuit=c).values)}"
-                for c in outside["circuit"].values
-            ),
+            _by_circuit(outside, outside["layers"].values),
         )
     )  # fmt: skip
     return found
+
+
+def _ranks(data: xr.Dataset) -> list[Claim]:
+    """Which way the effective rank goes, and whether it tells one layer from more."""
+    rank = data["effective_rank"].mean(("layer", "head"))
+    left = rank.isel(step=-1) / rank.isel(step=0)
+    # The change from start to end of each drop, and that of one layer between the same steps.
+    edges = data["window"].sel(layers=data["layers"] > 1)
+    deep = left.where(edges.notnull().all("edge")).median("seed", skipna=False)
+    inside = (data["step"] >= edges.isel(edge=0)) & (data["step"] <= edges.isel(edge=1))
+    own, single = (
+        (kept.max("step") - kept.min("step")).median("seed", skipna=False)
+        for kept in (rank.where(inside), rank.sel(layers=1, drop=True).where(inside))
+    )
+    ratio = own / single
+    return [
+        less(
+            "lt-rank-falls", "the effective ranks of QK and OV fall where in-context learning "
+            "emerges", "Fig. 6, (15)", float(deep.max(skipna=False)), 1.0,
+            "our reading of the figure: the last rank over the first, largest over depths and "
+            "circuits",
+            _by_circuit(left.median("seed"), data["layers"].values),
+        ),
+        at_least(
+            "lt-rank-depth", "while it emerges they change more than with one layer, where it does "
+            "not", "Fig. 6, (15)", float(ratio.min(skipna=False)), 1.0,
+            "our reading of the figure: range of the rank in the drop over that of one layer in "
+            "the same steps, least over depths and circuits",
+            _by_circuit(ratio, ratio["layers"].values),
+        ),
+    ]  # fmt: skip
+
+
+def _by_circuit(values: xr.DataArray, layers: np.ndarray) -> str:
+    """Values of every circuit and depth in words."""
+    listed = "; ".join(
+        f"{c} {', '.join(f'{v:.2f}' for v in values.sel(circuit=c).values)}"
+        for c in values["circuit"].values
+    )
+    return f"medians over seeds, {', '.join(map(str, layers))} layers: {listed}"
 
 
 def fastest_change(data: xr.Dataset) -> xr.DataArray:
@@ -139,6 +175,7 @@ def controls(data: xr.Dataset) -> dict[str, Control]:
     # A rank that changes fastest in the middle of the drop, and one that does so elsewhere.
     rise = np.tanh(4 * np.log(data["step"].clip(min=1) / np.sqrt(window.prod("edge"))))
     inside = data.assign(effective_rank=(rank * 0 + rise).transpose(*rank.dims))
+    first, clock = rank.isel(step=0, drop=True), 1.0 + data["step"]
     late, markov = data["late_loss"], data["markov_late_loss"]
     last = data["layers"] == data["layers"][-1]
     return {
@@ -151,6 +188,14 @@ def controls(data: xr.Dataset) -> dict[str, Control]:
             data.assign(settled=settled * xr.where(last, f, 1.0)) for f in (0.01, 100.0)
         ),
         "lt-rank-moves": (inside, inside.assign(window=100 * window)),
+        "lt-rank-falls": tuple(
+            data.assign(effective_rank=(rank * 0 + clock**power).transpose(*rank.dims))
+            for power in (-1, 1)
+        ),
+        "lt-rank-depth": tuple(
+            data.assign(effective_rank=(first + change * (rank - first)).transpose(*rank.dims))
+            for change in (xr.where(data["layers"] > 1, f, 1.0) for f in (0.01, 100.0))
+        ),
         "lt-markov": data.assign(markov_late_loss=markov.copy(data=markov.values[::-1])),
     }
 

@@ -13,7 +13,7 @@ DETECTED = 0.2  # of a half-time: less than the width of a cliff, and stages are
 
 def claims(data: xr.Dataset) -> list[Claim]:
     """Stages and their times, the loss, what N does to the theory, the detectors."""
-    return [*_stages(data), *_context(data), *_detectors(data)]
+    return [*_stages(data), *_context(data), *_detectors(data), _rank(data)]
 
 
 def _stages(data: xr.Dataset) -> list[Claim]:
@@ -23,6 +23,7 @@ def _stages(data: xr.Dataset) -> list[Claim]:
         float(np.abs(loss - data[name].values).max() / loss[0])
         for name in ("loss_paper", "loss_exact")
     )
+    apart = float(np.abs(data["loss_paper"] - data["loss_exact"]).max() / loss[0])
     # Steps of size δ grow by the factor 1 + δs² instead of exp(δs²), and come δs²/2 of their time
     # late; a cliff of height h falls by (16/27) h s² a unit of time where it is steepest.
     start = np.log(1 / (s * float(data.attrs["scale"]) ** 2))
@@ -45,12 +46,14 @@ def _stages(data: xr.Dataset) -> list[Claim]:
         ),
         below(
             "lt-loss", "The loss follows the sum over modes", "2nd paper (14), Fig. 3A", paper,
-            step, late, f"largest difference over L(0), N = {context}", population=True,
+            s.size / context, "d/N, the order of what the theory leaves out",
+            f"largest difference over L(0), N = {context}; of the exact mean flow {exact:.2g}",
+            population=True,
         ),
         below(
             "lt-loss-exact", "The loss follows the exact coupled mean flow", "exact flow", exact,
-            step, late, f"largest difference over L(0), N = {context}", population=True,
-            beyond=True,
+            step, late, f"largest difference over L(0), N = {context}; the two theories are "
+            f"{apart:.2g} apart, and (14) has {paper:.2g}", population=True, beyond=True,
         ),
     ]  # fmt: skip
 
@@ -129,6 +132,23 @@ def _detectors(data: xr.Dataset) -> list[Claim]:
     return found
 
 
+def _rank(data: xr.Dataset) -> Claim:
+    """With n modes left out the effective rank is least when mode n + 1 has just been learned."""
+    ranks, half = data["rank"].values, data["half_time"].values
+    least = data["epoch"].values[np.argmin(ranks, axis=1)]
+    # The last mode left alone has rank one: it shows in the last rise only.
+    slope = np.gradient(ranks[-1, 1:], np.log(data["epoch"].values[1:]))
+    rise = float(data["epoch"][1:][np.argmax(slope)])
+    found = np.append(least, rise)
+    return below(
+        "lt-detects-rank", "Every time scale shows in the effective rank without the modes learned "
+        "before", "2nd paper, Fig. 4C", float(np.abs(found / half - 1).max()), DETECTED,
+        "a fifth of a half-time: less than a cliff's width; stages are a factor four apart",
+        f"least rank without 0, 1, … modes at {_epochs(least)}, and the last rise at {rise:.0f} "
+        f"epochs; half-times {_epochs(half)}", population=True,
+    )  # fmt: skip
+
+
 def _epochs(times: np.ndarray) -> str:
     return ", ".join(f"{time:.0f}" for time in times)
 
@@ -136,19 +156,17 @@ def _epochs(times: np.ndarray) -> str:
 def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
     """For each claim data that turn its verdict round."""
     epochs, exact = data["epoch"].values, data["small_a_exact"]
-    late = {
-        name: data.assign({name: ("epoch", delayed(epochs, data[name].values, 1.05))})
-        for name in ("loss_paper", "loss_exact")
-    }
+    late = delayed(epochs, data["loss_paper"].values, 1.05)
     bends = ("autocorrelation", "norm", "baseline")
     return {
         "lt-stages": data.assign(loss=data["loss"].clip(max=data["levels"][1])),
         "lt-half-times": data.assign(half_paper=1.2 * data["half_paper"]),
-        "lt-loss": late["loss_paper"],
-        "lt-loss-exact": late["loss_exact"],
+        "lt-loss": data.assign(loss_paper=("epoch", late)),
+        "lt-loss-exact": data.assign(loss_exact=data["loss_paper"]),  # the other theory
         "lt-exact": data.assign(error=1e-8 * data["error"]),
         "lt-error-slope": data.assign(error=np.sqrt(data["error"])),
         "lt-exact-small-context": data.assign(small_a_exact=1.2 * exact),
         "lt-final-loss": data.assign(final_error=1 / data["context"]),
+        "lt-detects-rank": data.assign(rank=0 * data["rank"] + data["rank"][0]),  # none left out
         **{f"lt-detects-{n}": data.assign({f"{n}_bends": 1.3 * data[f"{n}_bends"]}) for n in bends},
     }

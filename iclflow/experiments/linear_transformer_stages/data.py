@@ -13,6 +13,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float
 
+from iclflow.diagnostics import first_crossing
 from iclflow.diagnostics.detectors import Curvature, autocorrelation_curvature, time_curvature
 from iclflow.diagnostics.spectrum import effective_rank
 from iclflow.diagnostics.stages import Clock
@@ -23,7 +24,7 @@ from iclflow.experiments.linear_transformer_runs import (
     stochastic,
     transformer_task,
 )
-from iclflow.experiments.runs import Variable, first_crossing, labelled
+from iclflow.experiments.runs import Variable, labelled
 from iclflow.results.progress import Progress
 from iclflow.theory.linear_transformer import (
     CoupledFlow,
@@ -35,7 +36,7 @@ from iclflow.theory.linear_transformer import (
 
 SPECTRUM, CONTEXT = (2.0, 1.0, 0.5, 0.25), 200
 EPOCH_RATE, EPOCHS = 0.05, 3400  # ηP; t/τ ends at 170
-CLOCK = 0.01  # t/τ of a step of descent
+CLOCK = 0.001  # t/τ of a step of descent: its error must not hide what N = 200 changes
 SMALL_SPECTRUM, SMALL_CONTEXT = (1.0, 0.7, 0.5, 0.35), 8
 SMALL_CLOCK, SMALL_STEPS = 0.02, 6800  # t/τ ends at 136
 BATCH = 128  # tasks an update at N = 8

@@ -89,7 +89,10 @@ def draw_fig4(data: xr.Dataset) -> Figure:
             place.set_ylabel(label)
             place.set_xlabel(clock)
             place.set_title(title, loc="left")
-        axes[0].legend(loc="best", fontsize=6, handlelength=1.2)
+        axes[0].legend(
+            loc="upper left", fontsize=6, handlelength=1.2, frameon=True, framealpha=1.0,
+            edgecolor="none",
+        )  # fmt: skip
         _ranks(axes[3], data)
     return figure
 

@@ -16,6 +16,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from iclflow.diagnostics import first_crossing
 from iclflow.dynamics import Flow
 from iclflow.dynamics.chebyshev import Chebyshev
 from iclflow.experiments.four_inputs import (
@@ -27,7 +28,7 @@ from iclflow.experiments.four_inputs import (
     four_input_moments,
     four_input_task,
 )
-from iclflow.experiments.runs import Variable, first_crossing, labelled, trained
+from iclflow.experiments.runs import Variable, labelled, trained
 from iclflow.losses import Moments, Population
 from iclflow.models import Blocks, Separate, SeparateInitialiser, draw_model
 from iclflow.models.base import AbstractInitialiser

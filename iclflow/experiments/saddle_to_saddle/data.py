@@ -4,12 +4,14 @@ Five heads, all blocks trained, on P = 80,000 sequences, six seeds, until every 
 D drops; the same starts in the population; and the staircase that the initial weights predict.
 """
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import xarray as xr
 
+from iclflow.diagnostics import first_crossing
 from iclflow.dynamics import Descent
 from iclflow.experiments.four_inputs import (
     CONTEXT,
@@ -25,13 +27,20 @@ from iclflow.experiments.runs import (
     at,
     clock,
     drop_counts,
-    first_crossing,
     labelled,
+    largest_blocks,
     spread,
     trained,
 )
 from iclflow.losses import Population, Sequences
-from iclflow.models import Blocks, ConvNet, Separate, draw_model, draw_models
+from iclflow.models import (
+    Blocks,
+    ConvNet,
+    Separate,
+    SeparateInitialiser,
+    draw_model,
+    draw_models,
+)
 from iclflow.results.progress import Progress
 from iclflow.runs.simulate import simulate
 from iclflow.tasks.task import Task
@@ -50,6 +59,7 @@ MARGIN = 1.25  # times the last drop that the staircase predicts for any seed
 
 SHOWN_SEED = 2  # the run of Figs 3b, 3c and 7
 CHECK_SEQUENCES, CHECK_SCALE, CHECK_STEPS = 96, 0.5, 600
+OPTIONS: dict[str, Any] = {"seeds": SEEDS, "record": ["loss", "weights"]}
 
 CONVERSION = (
     f"published init {PUBLISHED_INIT:g}, attention not divided by N = {CONTEXT}: w = "
@@ -58,29 +68,39 @@ CONVERSION = (
 )
 
 
-def predict(models: Separate) -> list[Staircase]:
-    """The staircase of every seed, from its initial weights and the population."""
-    population = Population(four_input_task())
-    return [staircase(population, at(models, s).reduce(), probes=0) for s in range(SEEDS)]
+class Runs(NamedTuple):
+    """The six starts, the staircase of each, save points until all are done, and the runs."""
+
+    init: SeparateInitialiser
+    stairs: list[Staircase]
+    marks: np.ndarray
+    population: dict[str, np.ndarray]
+
+
+@functools.cache
+def population_runs() -> Runs:
+    """The runs in the population, and what comes before them."""
+    task = four_input_task()
+    init = Separate.initialiser(task, heads=HEADS, rank=RANK, scale=SCALE, blocks=Blocks.FULL)
+    models = draw_models(init, range(SEEDS))
+    assert isinstance(models, Separate)
+    source = Population(task)
+    stairs = [staircase(source, at(models, s).reduce(), probes=0) for s in range(SEEDS)]
+    last = MARGIN * max(float(s.times[-1]) for s in stairs) / (2 * RATE)
+    marks = spread(int(np.ceil(last / 1000)) * 1000)
+    found = trained(four_input_population(), init, Descent(RATE), saveat=marks, **OPTIONS)
+    return Runs(init, stairs, marks, found)
 
 
 def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Dataset:
     """Loss and weights of six seeds, sampled and in the population, with all the theory."""
     report = progress or (lambda done, total: None)
     report(0, 5)
-    task = four_input_task()
-    init = Separate.initialiser(task, heads=HEADS, rank=RANK, scale=SCALE, blocks=Blocks.FULL)
-    models = draw_models(init, range(SEEDS))
-    assert isinstance(models, Separate)
-    modes, stairs = Modes.of(Population(task)), predict(models)
-    last = MARGIN * max(float(s.times[-1]) for s in stairs) / (2 * RATE)
-    marks = spread(int(np.ceil(last / 1000)) * 1000)
+    modes = Modes.of(Population(four_input_task()))
     report(1, 5)
-    options: dict[str, Any] = {"seeds": SEEDS, "record": ["loss", "weights"]}
-    descent = Descent(RATE)
-    sample = trained(four_input_moments(quick), init, descent, saveat=marks, **options)
+    init, stairs, marks, population = population_runs()
     report(2, 5)
-    population = trained(four_input_population(), init, descent, saveat=marks, **options)
+    sample = trained(four_input_moments(quick), init, Descent(RATE), saveat=marks, **OPTIONS)
     report(3, 5)
     coordinates = clock(marks, RATE)
     time = coordinates["time"][1]
@@ -110,22 +130,22 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     variables |= _shown(variables, modes)
     variables["population_blocks"] = (
         ("seed",),
-        _blocks(population).max(axis=1),
+        largest_blocks(population).max(axis=1),
         "largest entry of the extra blocks in training on population moments",
     )
     variables["sample_blocks"] = (
         ("seed", "time"),
-        _blocks(sample),
+        largest_blocks(sample),
         "largest entry of the extra blocks on P sequences",
     )
-    half = trained(four_input_population(), init, Descent(RATE / 2), saveat=2 * marks, **options)
+    half = trained(four_input_population(), init, Descent(RATE / 2), saveat=2 * marks, **OPTIONS)
     variables["conserved_drift"] = (
         ("rate_halved",),
         _conserved(population, half),
         "largest drift of the conserved quantities (79), at the rate and at half of it",
     )
     report(4, 5)
-    variables |= _equivalence(task)
+    variables |= _equivalence(four_input_task())
     report(5, 5)
     coordinates["seed"] = np.arange(SEEDS)
     settings = {
@@ -144,9 +164,10 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     return labelled(variables, coordinates, settings)
 
 
-def _blocks(run: dict[str, np.ndarray]) -> np.ndarray:
-    parts = [np.abs(run[name]).max(axis=(2, 3, 4)) for name in ("value_inputs", "key_labels")]
-    return np.maximum(*parts)
+def drop_times(time: np.ndarray, loss: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """When each curve is halfway between levels, [seed, drop]."""
+    middle = (levels[:-1] + levels[1:]) / 2
+    return np.array([[first_crossing(time, row, m) for m in middle] for row in loss])
 
 
 def _run_variables(
@@ -155,8 +176,7 @@ def _run_variables(
     """Curves of one set of runs, its stages, and its weights in the middle of each plateau."""
     loss, values = run["loss"], run["values"]
     keys, queries = run["keys"][..., 0, :], run["queries"][..., 0, :]
-    middle = (levels[:-1] + levels[1:]) / 2
-    drops = np.array([[first_crossing(time, row, m) for m in middle] for row in loss])
+    drops = drop_times(time, loss, levels)
     ends = np.concatenate([drops, np.full((len(drops), 1), time[-1])], axis=1)
     begins = np.concatenate([np.zeros((len(drops), 1)), drops], axis=1)
     # The middle of a plateau on a logarithmic clock (of the first: three quarters of the way).
@@ -182,7 +202,7 @@ def _run_variables(
     }
 
 
-def _learners(values: np.ndarray, time: np.ndarray, drops: np.ndarray) -> np.ndarray:
+def learners(values: np.ndarray, time: np.ndarray, drops: np.ndarray) -> np.ndarray:
     """For every seed and drop the head whose value weight grows most through it."""
     count = drops.shape[1]
     edges = np.concatenate([drops, np.full((len(drops), 1), time[-1])], axis=1)
@@ -201,7 +221,7 @@ def _theory_of_drops(
     prefix: str, values: np.ndarray, time: np.ndarray, drops: np.ndarray, modes: Modes
 ) -> dict[str, Variable]:
     """For the head of every drop: (26), set going at mid-drop, and the paper's duration (73)."""
-    heads = _learners(values, time, drops)
+    heads = learners(values, time, drops)
     gain, curvature = np.asarray(modes.g), np.asarray(modes.eigenvalue * modes.b)
     half = X_MID / np.asarray(modes.c)
     elapsed = time[None, :, None] - drops[:, None, :]

@@ -57,8 +57,9 @@ def _name_worst(axes: Axes, data: xr.Dataset, window: float) -> None:
     seed, drop = np.unravel_index(np.nanargmax(np.abs(off)), off.shape)
     axes.annotate(
         f"predicted {abs(off[seed, drop]):.0%} {'late' if off[seed, drop] > 0 else 'early'}",
-        (float(predicted[seed, drop]), float(data["levels"][drop + 1])), xytext=(0, -3),
-        textcoords="offset points", fontsize=6, ha="center", va="top",
+        (float(predicted[seed, drop]), float(data["levels"][drop : drop + 2].mean())),
+        xytext=(0.98, 0.53), textcoords="axes fraction", fontsize=7, ha="right", va="center",
+        arrowprops={"arrowstyle": "-", "linewidth": 0.6, "color": "0.3", "shrinkB": 1},
     )  # fmt: skip
 
 

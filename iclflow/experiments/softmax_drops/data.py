@@ -20,11 +20,11 @@ from iclflow.dynamics.chebyshev import Chebyshev
 from iclflow.experiments.four_inputs import CONTEXT, DATA_KEY, four_input_task
 from iclflow.experiments.runs import Variable, labelled, trained
 from iclflow.losses import AbstractLoss, Moments, ReducedFeatures, Sequences
-from iclflow.models import AbstractInitialiser, Merged, Separate
+from iclflow.models import AbstractInitialiser, Merged, Separate, empty_model
 from iclflow.models.softmax import SoftmaxInitialiser
 from iclflow.results.progress import Progress
 from iclflow.tasks.task import Task
-from iclflow.theory.fixed_points.levels import plateau_losses
+from iclflow.theory.predict import visited_levels
 
 SEQUENCES = 1_200  # 300 fours
 QUICK_SEQUENCES = 160
@@ -63,8 +63,10 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         variables[dims[0]] = (dims, marks, r"training time $t/\tau$")
         if progress is not None:
             progress(i + 1, len(jobs))
-    levels = np.asarray(plateau_losses(task)) * float(linear.power)
-    variables["levels"] = (("plateau",), levels, "levels (24) of linear attention, this sample")
+    for name, init in (("merged", merged), ("separate", separate)):
+        levels = visited_levels(task, empty_model(init)) * float(linear.power)
+        about = "levels (24) of linear attention, this sample"
+        variables[f"{name}_levels"] = ((f"{name}_plateau",), levels, about)
     settings = {
         "inputs": task.size, "context": CONTEXT, "sequences": sequences,
         "merged_heads": MERGED_HEADS, "merged_scale": MERGED_SCALE, "heads": HEADS, "rank": 1,

@@ -10,22 +10,19 @@ from iclflow.plots.style import COLOURS, COLUMN, LOSS, THEORY, TIME, style
 
 def draw(data: xr.Dataset) -> Figure:
     """Left: merged. Right: separate, a colour a seed; linear attention dashed."""
-    levels = data["levels"].values
     with style():
         figure = Figure(figsize=(2 * COLUMN, 0.9 * COLUMN))
         left, right = figure.subplots(1, 2, sharey=True)
-        for axes, name, shown in (
-            (left, "merged", levels[[0, -1]]),
-            (right, "separate", levels),
-        ):
+        for axes, name in ((left, "merged"), (right, "separate")):
             time = data[f"{name}_time"].values
             for i, loss in enumerate(data[name].values):
                 axes.plot(time, loss, color=COLOURS[i], linewidth=1.5)
                 if f"{name}_linear" in data:
                     axes.plot(time, data[f"{name}_linear"].values[i], **THEORY)
             axes.set_xlim(0, time[-1])
-            axes.set_ylim(0, 1.1)
-            plot_levels(axes, shown)
+            levels = data[f"{name}_levels"].values
+            axes.set_ylim(0, 1.08 * max(levels[0], float(data[name].max())))
+            plot_levels(axes, levels)
             axes.set_xlabel(TIME)
         left.set_title("merged key and query")
         right.set_title("separate key and query, rank one")

@@ -12,13 +12,13 @@ import jax
 import numpy as np
 import xarray as xr
 
+from iclflow.diagnostics import first_crossing
 from iclflow.dynamics import Descent
 from iclflow.experiments.four_inputs import CONTEXT, ROTATION_KEY, SPECTRUM, seed_count
 from iclflow.experiments.runs import (
     Variable,
     at,
     clock,
-    first_crossing,
     labelled,
     spread,
     trained,
@@ -31,6 +31,7 @@ from iclflow.tasks.task import Task
 from iclflow.theory.drops.one_drop import merged_course
 from iclflow.theory.drops.staircase import staircase
 from iclflow.theory.fixed_points.levels import plateau_losses
+from iclflow.theory.predict import visited_levels
 
 LENGTHS = tuple(range(1, CONTEXT + 1))
 SEQUENCES, QUICK_SEQUENCES = 5_000, 1_000  # each at 31 lengths: 155,000 prompts
@@ -80,6 +81,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
 
     variables: dict[str, Variable] = {
         "levels": (("level",), levels, "L(M_m) of the averaged moments (24), E3"),
+        "merged_levels": (("merged_level",), visited_levels(population, start), "L(M_m), merged"),
         "merged_time": (("merged_mark",), merged_time, "t/τ"),
         "merged_loss": (("seed", "merged_mark"), merged["loss"], "loss, merged"),
         "merged_theory": (("merged_mark",), course.loss, "reduced flow, seed 0"),

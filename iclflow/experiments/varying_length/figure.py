@@ -20,7 +20,7 @@ def _merged(axes: Axes, data: xr.Dataset) -> None:
     axes.plot(time, data["merged_theory"].values, label="reduced flow", **THEORY)
     axes.set_xlim(0, 250)
     axes.set_ylim(0, 1.08 * float(data["levels"][0]))
-    plot_levels(axes, data["levels"].values[[0, -1]])
+    plot_levels(axes, data["merged_levels"].values)
     axes.set_xlabel(TIME)
     axes.set_ylabel(r"loss, mean over $n$ = 1 $\dots$ 31")
     axes.set_title("merged", loc="left")

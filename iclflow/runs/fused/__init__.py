@@ -1,0 +1,1 @@
+"""Trainings of many small models as one loop without arrays."""

@@ -1,0 +1,150 @@
+"""Which engine advances a batch: a fused loop where it pays, `vmap` everywhere else."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from iclflow.runs.fused import cpu, gpu
+from iclflow.runs.fused.program import Program, trace
+
+VMAP, NUMBA, PALLAS = "vmap", "Numba", "Pallas"
+WIDEST = {PALLAS: 128, NUMBA: 256}  # numbers a lane holds: beyond, registers and compilers give up
+SHARED = 1024  # numbers that all runs share, each a term of the program
+# Steps of all runs together that take as long under `vmap` as compiling a loop of 50 numbers;
+# the time of the compiler grows with the cube.
+WORTH = {PALLAS: 1e8, NUMBA: 3e7}
+OFFSETS = 2**31  # a kernel counts its numbers in 32 bits
+FEW = "too few runs and steps to be worth compiling a fused loop"
+
+
+class Advanced(NamedTuple):
+    """A batch at its last mark: all that is left of a run's `Trajectory` here."""
+
+    state: Any
+    record: dict[str, Any]  # [run, mark, ...]
+
+
+class Fused:
+    """A fused loop for batches of one kind: (loss, dynamics, state), traced once.
+
+    - `own`: of each array among the parts, whether every run has its own.
+    """
+
+    def __init__(self, own: Any) -> None:
+        """For parts whose arrays are so shared."""
+        self.own, self.engine = own, available()
+        self._programs: dict[tuple[str, ...], Program] = {}
+
+    @classmethod
+    def of(cls, loss: Any, dynamics: Any, state: Any, own: tuple[bool, bool]) -> "Fused":
+        """For runs that have a loss or a dynamics of their `own`, or share it."""
+        parts = zip((loss, dynamics, state), (*own, True), strict=True)
+        loss, dynamics, state = (
+            jax.tree.map(lambda _, mine=mine: mine, eqx.filter(part, eqx.is_array))
+            for part, mine in parts
+        )
+        for name in dynamics.shared:
+            state = eqx.tree_at(lambda s, n=name: getattr(s, n), state, False)
+        return cls((loss, dynamics, state))
+
+    def program(self, parts: tuple[Any, Any, Any], record: dict[str, Callable]) -> Program:
+        """What one run does."""
+        names = tuple(record)
+        if names not in self._programs:
+            self._programs[names] = trace(parts, self.own, record)
+        return self._programs[names]
+
+    def zeros(self, parts: tuple[Any, Any, Any], record: dict[str, Callable]) -> tuple[bytes, ...]:
+        """Of each array that all runs share, which numbers are zero: they need no arithmetic."""
+        leaves = jax.tree.leaves(eqx.filter(parts, eqx.is_array))
+        kinds = zip(leaves, self.program(parts, record).leaves, strict=True)
+        shared = [(a, f.used and not f.own and f.real) for a, f in kinds]
+        return tuple((np.asarray(a) == 0).tobytes() if known else b"" for a, known in shared)
+
+    def advance(
+        self, parts: tuple[Any, Any, Any], marks: np.ndarray, record: dict[str, Callable]
+    ) -> Advanced:
+        """All runs to the last mark, with what they record at the marks."""
+        arrays, static = eqx.partition(parts, eqx.is_array)
+        leaves, tree = jax.tree.flatten(arrays)
+        program = self.program(parts, record)
+        zeros = self.zeros(parts, record)
+        if self.engine == PALLAS:
+            after, seen = on_gpu(parts, self.own, jnp.asarray(marks), record, zeros)
+        else:
+            flat = {i: _flat(np.asarray(leaves[i]), program.leaves[i]) for i in program.read}
+            after, seen = cpu.advance(program, flat, zeros, marks)
+        for index, values in zip(program.carried, after, strict=True):
+            leaf = program.leaves[index]
+            leaves[index] = jnp.asarray(values.T.reshape(-1, *leaf.shape), leaf.dtype)
+        clock = leaves[program.clock]
+        leaves[program.clock] = jnp.maximum(clock, int(marks[-1])).astype(clock.dtype)
+        state = eqx.combine(jax.tree.unflatten(tree, leaves), static)[2]
+        return Advanced(state, _recorded(program, np.asarray(seen)))
+
+
+def available() -> str:
+    """The engine of large batches on this machine."""
+    if jax.default_backend() == "gpu":
+        return PALLAS
+    return NUMBA if cpu.installed() else VMAP
+
+
+def why_not(
+    fused: Fused,
+    parts: tuple[Any, Any, Any],
+    record: dict[str, Callable],
+    runs: int,
+    marks: np.ndarray,
+) -> str | None:
+    """None where a fused loop should advance these runs, else the reason for `vmap`."""
+    (loss, dynamics, _), engine = parts, fused.engine
+    if not hasattr(dynamics, "update") or loss.stochastic:
+        return "only descent on a loss without noise is fused"
+    if engine == VMAP:
+        return "fused loops need Numba here: pip install 'iclflow[fast]'"
+    work = runs * float(marks[-1])
+    if work < WORTH[engine]:
+        return FEW
+    program = fused.program(parts, record)
+    reason = program.reason()
+    if reason is not None:
+        return f"a fused loop cannot do this: {reason}"
+    terms = sum(f.size for f in program.leaves if f.used and not f.own)
+    if max(program.width / WIDEST[engine], terms / SHARED) > 1:
+        return f"{program.width} numbers a run and {terms} shared are too many for a fused loop"
+    if len(marks) * program.seen_count * runs >= OFFSETS:
+        return "a fused loop records fewer than 2^31 numbers; record less, or at fewer steps"
+    return None if work >= WORTH[engine] * (program.width / 50) ** 3 else FEW
+
+
+def _flat(array: Any, leaf: Any) -> Any:
+    """[numbers, run], or [numbers] where it is shared."""
+    return array.reshape(array.shape[0], -1).T if leaf.own else array.reshape(-1)
+
+
+@eqx.filter_jit
+def on_gpu(
+    parts: Any, own: Any, marks: Int[Array, " T"], record: dict[str, Callable], zeros: Any
+) -> tuple[list[Array], Array]:
+    """The loop as one kernel, in one compiled program with what turns its arrays round."""
+    program = trace(parts, own, record)
+    leaves = jax.tree.leaves(eqx.filter(parts, eqx.is_array))
+    flat = {i: _flat(leaves[i], program.leaves[i]) for i in program.read}
+    return gpu.advance(program, flat, zeros, marks)
+
+
+def _recorded(program: Program, seen: np.ndarray) -> Any:
+    """Rows [T, numbers, run] as the tree that is recorded, [run, mark, ...]."""
+    shapes, tree = jax.tree.flatten(program.recorded)
+    found, begin = [], 0
+    for shape in shapes:
+        rows = seen[:, begin : begin + shape.size]
+        begin += shape.size
+        found.append(np.moveaxis(rows, -1, 0).reshape(-1, len(seen), *shape.shape))
+    return jax.tree.unflatten(tree, found)
