@@ -96,7 +96,7 @@ def _same(stored, found):
 def test_an_address_states_what_differs_from_the_defaults():
     assert address({"scale": 0.07, "heads": 4, "seeds": 6}) == "heads=4&scale=0.07&seeds=6"
     assert address({"spectrum": "power:1", "dim": 2}).startswith("spectrum=0.666")
-    assert address({"rotate": False, "model": "merged"}) == "model=merged&rotate=false"
+    assert address({"rotate": True, "model": "merged"}) == "model=merged&rotate=true"
     assert address({}) == "seeds=1"
 
 

@@ -80,7 +80,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 def reference(given: dict[str, Any]) -> dict[str, Any]:
     """One run as `iclflow simulate` makes it, what the theory says of it, and what it does."""
-    given = {"rate": 0.2, **given}
+    given = {"rate": 0.2, "rotate": True, **given}
     marks = np.unique(np.geomspace(1, given["steps"], MARKS).round().astype(int))
     save = ",".join(map(str, [0, *marks]))
     study = Study.of(Settings(**given, save=save, record=("loss", "weights")))

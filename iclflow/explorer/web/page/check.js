@@ -68,7 +68,7 @@ function theory(run, start) {
     if (by === "course" && (shape.rank > 1 || !ordered(modes))) return []; // the page takes the flow for these
     const own = (by === "course" ? byCourse : by === "flow" ? byFlow : predict)(modes, shape, start);
     // Accepted steps of two integrators are not the same; the flow is interpolated between them.
-    const tolerance = /** @type {Record<string, number>} */ ({ course: 1e-5, flow: 2e-3, merged: 1e-3 })[by] ?? 1e-12;
+    const tolerance = /** @type {Record<string, number>} */ ({ course: 1e-6, flow: 5e-4, merged: 2e-4 })[by] ?? 1e-12;
     const drops = own.drops.map((drop) => drop.time);
     /** @type {Finding[]} */
     const found = [{ what: `drop times by ${by}`, error: relative(drops, /** @type {number[]} */ (times)), tolerance }];

@@ -35,7 +35,7 @@ export const DEFAULTS = {
   heads: 5,
   rank: 1,
   scale: 0.01,
-  rotate: true,
+  rotate: false,
   eigen_seed: 2,
   sequences: 0,
   data_seed: 1,
@@ -103,7 +103,7 @@ export function parse(hash) {
   const fields = new URLSearchParams(hash.replace(/^#/, "").slice(0, 2000));
   for (const [name, text] of fields) {
     if (name === "model") given.model = text;
-    else if (name === "rotate") given.rotate = text !== "false";
+    else if (name === "rotate") given.rotate = text === "true";
     else if (Object.hasOwn(BOUNDS, name)) {
       const numbers = text.split(",").map((part) => (part.trim() === "" ? NaN : Number(part)));
       if (!numbers.every(Number.isFinite)) continue;
