@@ -1,10 +1,12 @@
-"""How many runs a second a sweep makes, and how much of the time is the host's.
+"""How many runs a second a sweep makes, by engine, and how much of the time is the host's.
 
     python benchmarks/runs.py [SEEDS] [STEPS]
 
-The job: population descent, separate key and query of rank one, D = 4, H = 5. The bare program is
-the same compiled loop, called once more on runs that are drawn already: what is left of the sweep
-is the host's (plan, transfers, labels).
+The job: population descent, separate key and query of rank one, D = 4, H = 5, the loss at about
+150 steps. One sweep under `vmap`, one by the fused loop of this machine (a GPU, or a CPU with
+Numba), in the same process; their largest difference. The bare program is the `vmap` loop, called
+once more on runs that are drawn already: what is left of that sweep is the host's (plan,
+transfers, labels).
 """
 
 import sys
@@ -17,24 +19,36 @@ import numpy as np
 import iclflow as icl
 from iclflow.dynamics.base import marks_until
 from iclflow.models import draw_models
+from iclflow.runs.fused import engine
 from iclflow.runs.simulate import SAVES
 
 
 def seconds(call, times=3):
-    call()  # compiles
-    found = []
+    began = time.perf_counter()
+    call()
+    first, found = time.perf_counter() - began, []
     for _ in range(times):
         began = time.perf_counter()
         call()
         found.append(time.perf_counter() - began)
-    return min(found)
+    return min(found), first - min(found)
 
 
 def main(seeds=1024, steps=10_000):
     task = icl.Task([0.4, 0.3, 0.2, 0.1], 31)
     loss, descent = icl.Population(task), icl.Descent(0.2)
     init = icl.Separate.initialiser(task, heads=5, scale=0.1)
-    whole = seconds(lambda: icl.sweep(loss, init, descent, until=steps, seeds=seeds))
+    kept = {}
+
+    def sweep(name):
+        kept[name] = icl.sweep(loss, init, descent, until=steps, seeds=seeds)
+        assert kept[name].attrs["engine"].startswith(name), kept[name].attrs["engine"]
+
+    own, worth = engine.available, engine.WORTH
+    engine.available = lambda: engine.VMAP
+    plain, _ = seconds(lambda: sweep("vmap"))
+    engine.available, engine.WORTH = own, dict.fromkeys(worth, 0.0)
+    fused = seconds(lambda: sweep("fused")) if own() != engine.VMAP else None
     models = draw_models(init, range(seeds))
     marks = marks_until(descent, steps, None, SAVES)
 
@@ -43,11 +57,20 @@ def main(seeds=1024, steps=10_000):
         one = lambda m: icl.simulate(loss, m, descent, saveat=marks).loss  # noqa: E731
         return eqx.filter_vmap(one)(models)
 
-    alone = seconds(lambda: np.asarray(jax.block_until_ready(bare(models, marks))))
-    print(f"{jax.devices()[0].device_kind}, {seeds} runs of {steps} steps, {len(marks)} saves")
-    print(f"sweep          {seeds / whole:12,.0f} runs/s  {whole:.3f} s")
+    alone, _ = seconds(lambda: np.asarray(jax.block_until_ready(bare(models, marks))))
+    device = f"{jax.devices()[0].device_kind}, {loss.power.dtype}"
+    print(f"{device}: {seeds} runs of {steps} steps, {len(marks)} saves")
+    print(f"sweep, vmap    {seeds / plain:12,.0f} runs/s  {plain:.3f} s")
     print(f"bare program   {seeds / alone:12,.0f} runs/s  {alone:.3f} s")
-    print(f"host           {max(0.0, 1 - alone / whole):12.0%} of the sweep")
+    print(f"host           {max(0.0, 1 - alone / plain):12.0%} of the sweep")
+    if fused is None:
+        print("sweep, fused   none on this machine: pip install 'iclflow[fast]'")
+        return
+    time_, compiling = fused
+    apart = float(np.abs(kept["fused"]["loss"] - kept["vmap"]["loss"]).max())
+    print(f"sweep, fused   {seeds / time_:12,.0f} runs/s  {time_:.3f} s  {own()}")
+    print(f"fused / vmap   {plain / time_:12.1f} times, compiled in {compiling:.1f} s")
+    print(f"difference     {apart:12.1e} of the loss at most")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,18 @@ from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate, Softmax
 from iclflow.runs.simulate import simulate
 from iclflow.tasks.task import Task
 from iclflow.tasks.task_vectors import Normal
-from iclflow.theory import ENGINES, DropsBy, Jumps, Logistic, Modes, OneDrop, Stairs, predict
+from iclflow.theory import (
+    ENGINES,
+    DropsBy,
+    Jumps,
+    Logistic,
+    Modes,
+    OneDrop,
+    Stairs,
+    drop_times,
+    predict,
+    staircase,
+)
 
 LINEAR = Task([0.4, 0.3, 0.2, 0.1], 31)
 WHITE = Task([0.5, 0.5], 31)
@@ -92,6 +103,27 @@ def test_effective_weights_and_values_of_the_closed_form():
         M = flow.matrix(flow.weights(times))
         assert np.abs(found.effective - M).max() < tolerance
         assert np.abs(found.values - flow.values(times)).max() < tolerance
+
+
+def test_many_starts_together_drop_when_each_of_them_does():
+    keys = jax.random.split(jax.random.key(1), 6)
+    few = Task([0.5, 0.3], 31)
+    models = [Separate.initialiser(few, heads=3, scale=1e-3)(key) for key in keys]
+    together = drop_times(few, models)
+    alone = [staircase(few, one, drops_by=DropsBy.COURSE, probes=0).times for one in models]
+    assert together == pytest.approx(np.asarray(alone), rel=1e-6)
+    one_head = [Separate.initialiser(few, heads=1, scale=1e-3, rank=2)(key) for key in keys[:2]]
+    pairs = [staircase(few, one, drops_by=DropsBy.COURSE, probes=0).times for one in one_head]
+    assert drop_times(few, one_head) == pytest.approx(np.asarray(pairs), rel=1e-6)
+    assert drop_times(LINEAR, [merged()]).tolist() == [predict(LINEAR, merged()).times.tolist()]
+    assert drop_times(few, []).shape == (0, 0)
+
+
+def test_a_drop_that_never_comes_is_infinitely_late():
+    models = [separate(), jax.tree.map(lambda a: 0 * a, separate())]
+    times = drop_times(LINEAR, models)
+    assert np.isfinite(times[0]).all()
+    assert np.isinf(times[1]).all()
 
 
 def test_jumps_are_between_the_levels():

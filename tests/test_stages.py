@@ -257,6 +257,38 @@ def test_drops_close_in_time_stay_apart_if_the_curve_shows_it(apart):
     np.testing.assert_allclose([d.time for d in found], times, rtol=2e-3)
 
 
+# The loss of a head that escapes at time 1, c v = (c v)(0)/(1 - t), until it leaves the plateau.
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99])
+@pytest.mark.parametrize("points", [151, 400, 3000])
+def test_a_curve_that_is_still_on_its_plateau_has_no_drop(share, points):
+    for time in (np.linspace(0, share, points), np.geomspace(share / 1e3, share, points)):
+        loss = 1 - 0.4 * (1e-3 / (1 - time)) ** 3
+        for clock in Clock:
+            assert find_stages(4160 * time, loss, clock=clock, resamples=0).drops == ()
+
+
+def test_the_only_drop_of_a_curve_that_ends_in_it_counts_from_a_share_of_the_loss_on():
+    time = np.arange(0, 3001, 20.0)
+    assert find_stages(time, 1 - 0.4 * (1e-3 / (1 - time / 4160)) ** 3).drops == ()
+    time = np.linspace(0, 0.999, 3000)
+    for size, found in ((0.01, 0), (0.04, 1)):
+        stages = find_stages(time, 1 - size * (1e-3 / (1 - time)) ** 3, resamples=0)
+        assert [drop.complete for drop in stages.drops] == found * [False]
+
+
+def test_the_answer_does_not_change_with_the_end_of_the_record():
+    for end in (12_500, 13_001, 17_001, 25_001, 40_001):
+        time = np.arange(0.0, end)
+        first, second = (
+            1 / (1 + np.exp(np.clip((time - at) / width, -60, 60)))
+            for at, width in ((8287, 6), (12_278, 11))
+        )
+        stages = find_stages(time, 0.2 + 0.3 * first + 0.5 * second, resamples=4)
+        assert [d.time for d in stages.drops] == pytest.approx([8287, 12_278], abs=0.1)
+        assert [d.size for d in stages.drops] == pytest.approx([0.3, 0.5], abs=1e-3)
+        assert all(d.complete and d.confidence == 1.0 for d in stages.drops)
+
+
 def test_many_seeds(clean):
     time, loss = clean
     both = find_stages_of_runs(time, np.stack([loss, staircase(time, TIMES * 1.5)]), resamples=0)

@@ -88,7 +88,7 @@ def _relative_sizes(
     sizes = np.zeros(len(peaks))
     for i, peak in enumerate(peaks):
         limit = thresholds.contrast * pieces.rate[peak]
-        levels, errors = [], []
+        levels, errors, span = [], [], binned.range
         for low, high in ((bounds[i] + 1, peak), (peak + 1, bounds[i + 2])):
             region = pieces.slow(low, high, limit)
             if region.any():
@@ -98,7 +98,10 @@ def _relative_sizes(
                 end = _turn(pieces, low, high, peak)
                 levels.append(pieces.fit[end])
                 errors.append(sigma[end])
-        needed = max(thresholds.smallest * binned.range, SIGNIFICANCE * float(np.hypot(*errors)))
+                if len(peaks) == 1 and low > peak:
+                    # The curve ends in its only drop: the range says nothing of its size to come.
+                    span = max(span, abs(levels[0]))
+        needed = max(thresholds.smallest * span, SIGNIFICANCE * float(np.hypot(*errors)))
         sizes[i] = (levels[0] - levels[1]) / needed
     return sizes
 

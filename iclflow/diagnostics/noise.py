@@ -21,27 +21,13 @@ def point_noise(
     proportional to the loss), whichever makes that function most even: noise that changes
     suddenly, together with the loss in a drop, is then followed all the same.
 
-    The neighbours are 1, 2, 4, ... points apart. That does not matter for independent noise; for
-    noise with a memory the distances grow at most by √2 each time until they exceed it, for a
-    curve without noise far more.
+    The neighbours are as far apart as the noise persists.
     """
     if y.size < 6:
         return np.zeros_like(y), 1
     level = median_filter(np.abs(y), LEVEL, mode="nearest")
     level = np.maximum(level, 1e-6 * float(level.max()) or 1.0)
-    lag, before = 1, np.inf
-    while True:
-        near, weights = _cubic(x, lag, at_most=SAMPLE)
-        size = np.sqrt(np.sum(weights**2, axis=0))
-        typical = float(np.median(np.abs(np.sum(weights * y[near], axis=0)) / size))
-        if typical < 1.14 * before and lag > 1:
-            lag //= 2
-            break
-        far = lag > 1 and typical > 1.6 * before
-        if far or y.size < 64 * lag:  # no end in sight: a long memory, or the curve itself
-            lag = lag if lag >= LONG else 1
-            break
-        lag, before = 2 * lag, typical
+    lag = _memory(x, y)
     near, weights = _cubic(x, lag)
     apart = np.abs(np.sum(weights * y[near], axis=0))
     best, unevenness = np.zeros_like(y), np.inf
@@ -54,6 +40,30 @@ def point_noise(
             unevenness = float(np.ptp(spread))
             best = 1.4826 * np.pad(typical, 2 * lag, mode="edge") * shape
     return best, 1 if np.median(best) < MISFIT * np.ptp(y) else lag
+
+
+def _memory(x: Float[np.ndarray, " T"], y: Float[np.ndarray, " T"]) -> int:
+    """The points for which the noise persists: 1, 2, 4, ...
+
+    The distance from the cubic through neighbours so far apart does not change for independent
+    noise; for noise with a memory it grows at most by √2 each time until they exceed it, for a
+    curve without noise far more. It has to stay for two doublings: in a curve of few memories one
+    may be chance.
+    """
+
+    def distance(lag: int) -> float:
+        near, weights = _cubic(x, lag, at_most=SAMPLE)
+        size = np.sqrt(np.sum(weights**2, axis=0))
+        return float(np.median(np.abs(np.sum(weights * y[near], axis=0)) / size))
+
+    chance = max(0.14, 3 / y.size**0.5)  # by which two medians may differ
+    lag, now, after = 1, distance(1), distance(2) if y.size > 16 else np.inf
+    while y.size >= 64 * lag and after <= 2 * now:
+        later = distance(4 * lag)
+        if after < (1 + chance) * now and later < (1 + 1.8 * chance) * now:
+            return lag
+        lag, now, after = 2 * lag, after, later
+    return lag if lag >= LONG else 1  # no end in sight: a long memory, or the curve itself
 
 
 def _cubic(

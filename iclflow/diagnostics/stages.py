@@ -36,7 +36,7 @@ def find_stages(
     loss: Any,
     *,
     clock: Clock = Clock.LOG,
-    contrast: float = 0.35,
+    contrast: float = 0.5,
     smallest: float = 0.02,
     resamples: int = 20,
     resolution: int | None = None,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from iclflow.runs.fused.engine import VMAP, Fused, why_not
+from iclflow.runs.fused.engine import FASTER, VMAP, Fused, why_not
 from iclflow.runs.labels import INTERRUPTED, outcome
 from iclflow.runs.plan import Batch, pieces
 from iclflow.runs.record import Recording, measure_after
@@ -94,7 +94,8 @@ def run_batch(
     if disk is not None:
         room = _room(batch, progress.state, recording.functions, len(marks))
         progress = disk.resume(number, dataclasses.replace(progress, record=room))
-    count, longest = pieces(batch, marks, disk is not None)
+    faster = 1.0 if engine.startswith(VMAP) else FASTER
+    count, longest = pieces(batch, marks, disk is not None, faster)
     size = -(-len(marks) // count)
     stops = {float(mark) for watch in observers for mark in watch.stops(marks)}
     interrupted, seen = False, progress

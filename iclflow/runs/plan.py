@@ -130,13 +130,15 @@ def _numbers(tree: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree) if hasattr(leaf, "shape"))
 
 
-def pieces(batch: Batch, marks: np.ndarray, stored: bool) -> tuple[int, float]:
+def pieces(batch: Batch, marks: np.ndarray, stored: bool, faster: float) -> tuple[int, float]:
     """Into how many compiled pieces to cut a run, and how far one may reach.
+
+    `faster` is how many times the engine is, compared with `vmap`.
 
     One of three numbers, so that runs of other lengths share their compiled programs.
     """
     work = float(marks[-1]) * batch.count * (_numbers(batch.one[0]) + _numbers(batch.like))
-    seconds = work / SPEED.get(jax.default_backend(), SPEED["gpu"])
+    seconds = work / (faster * SPEED.get(jax.default_backend(), SPEED["gpu"]))
     if not stored and seconds < LONG:
         return (1 if seconds < BRIEF else PIECES), np.inf
     longest = marks[-1] / MANY_PIECES

@@ -88,5 +88,6 @@ from iclflow.theory.predict import Logistic as Logistic
 from iclflow.theory.predict import OneDrop as OneDrop
 from iclflow.theory.predict import Prediction as Prediction
 from iclflow.theory.predict import Stairs as Stairs
+from iclflow.theory.predict import drop_times as drop_times
 from iclflow.theory.predict import predict as predict
 from iclflow.theory.predict import visited_levels as visited_levels

@@ -25,7 +25,7 @@ def installed() -> bool:
 def advance(
     program: Program, leaves: dict[int, np.ndarray], zeros: tuple[bytes, ...], marks: np.ndarray
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """The carried leaves after the last mark, [numbers, run], and what is seen, [T, numbers, run].
+    """The carried leaves after the last mark, [numbers, run], and what is seen, [run, T, numbers].
 
     - `leaves`: those that `program` reads, flat: [numbers, run], or [numbers] where shared.
     - `zeros`: of each shared leaf, which numbers are zero and drop out of the program.
@@ -44,7 +44,8 @@ def advance(
         for job in jobs:
             job.result()
     after = [_rows(arrays[n])[:, :runs] for n in range(len(program.carried))]
-    return after, np.moveaxis(record, 0, 2).reshape(*record.shape[1:3], -1)[:, :, :runs]
+    seen = np.moveaxis(record, 3, 1).reshape(-1, *record.shape[1:3])
+    return after, seen[:runs]
 
 
 def _blocks(rows: np.ndarray) -> np.ndarray:

@@ -50,7 +50,7 @@ def advance(
     zeros: tuple[bytes, ...],
     marks: Int[Array, " T"],
 ) -> tuple[list[Array], Array]:
-    """The carried leaves after the last mark, [numbers, run], and what is seen, [T, numbers, run].
+    """The carried leaves after the last mark, [numbers, run], and what is seen, [run, T, numbers].
 
     - `leaves`: those that `program` reads, flat: [numbers, run], or [numbers] where shared.
     - `zeros`: of each shared leaf, which numbers are zero and drop out of the program.
@@ -109,7 +109,7 @@ def advance(
         interpret=INTERPRET,
         compiler_params=None if INTERPRET else triton.CompilerParams(num_warps=WARPS),
     )(begin, marks.astype(begin.dtype), *(wide[i] for i in read))
-    return [a[:, :runs] for a in after], record[:, :, :runs]
+    return [a[:, :runs] for a in after], jnp.moveaxis(record[:, :, :runs], 2, 0)
 
 
 def _numbers(leaf: Any, ref: Any, lanes: Any, zeros: bytes) -> np.ndarray:

@@ -1,5 +1,6 @@
 """What one run does, traced once: a step and a look, as functions of the leaves of its state."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -100,10 +101,20 @@ def trace(parts: Any, own: Any, record: dict[str, Callable]) -> Program:
     """The program of (loss, dynamics, state), whose leaves are `own` by run, or one for all."""
     arrays, static = eqx.partition(parts, eqx.is_array)
     leaves, tree = jax.tree.flatten(arrays)
-    mine = jax.tree.leaves(own)
+    mine = tuple(jax.tree.leaves(own))
     shapes = [a.shape[1:] if m else a.shape for a, m in zip(leaves, mine, strict=True)]
-    one = [jax.ShapeDtypeStruct(s, a.dtype) for s, a in zip(shapes, leaves, strict=True)]
-    count = len(jax.tree.leaves(arrays[2]))
+    one = tuple(jax.ShapeDtypeStruct(s, a.dtype) for s, a in zip(shapes, leaves, strict=True))
+    rest, shape = jax.tree.flatten(static)
+    known = (tree, one, mine, shape, tuple(rest), tuple(record.items()))
+    try:
+        return _traced(*known)
+    except TypeError:  # something that cannot be a key
+        return _traced.__wrapped__(*known)
+
+
+@functools.lru_cache(maxsize=64)
+def _traced(tree: Any, one: Any, mine: Any, shape: Any, rest: Any, record: Any) -> Program:
+    static = jax.tree.unflatten(shape, rest)
 
     def whole(flat: tuple[Any, ...]) -> Any:
         return eqx.combine(jax.tree.unflatten(tree, flat), static)
@@ -114,11 +125,11 @@ def trace(parts: Any, own: Any, record: dict[str, Callable]) -> Program:
 
     def look(*flat: Any) -> Any:
         loss, dynamics, state = whole(flat)
-        return dynamics.look(loss, state, record)
+        return dynamics.look(loss, state, dict(record))
 
     stepping = jax.make_jaxpr(step)(*one)
     looking, recorded = jax.make_jaxpr(look, return_shape=True)(*one)
-    first = len(leaves) - count
+    first = len(one) - len(stepping.jaxpr.outvars)  # the leaves of the state are the last
     changes = [False] * first
     for before, after in zip(stepping.jaxpr.invars[first:], stepping.jaxpr.outvars, strict=True):
         changes.append(before is not after)
@@ -126,8 +137,8 @@ def trace(parts: Any, own: Any, record: dict[str, Callable]) -> Program:
     clock = [i for i, m in enumerate(mine) if changes[i] and not m]
     return Program(
         leaves=tuple(
-            Leaf(tuple(s), a.dtype, bool(m), i >= first, changes[i], i in used)
-            for i, (s, a, m) in enumerate(zip(shapes, leaves, mine, strict=True))
+            Leaf(tuple(a.shape), a.dtype, m, i >= first, changes[i], i in used)
+            for i, (a, m) in enumerate(zip(one, mine, strict=True))
         ),
         clock=clock[0],
         step=stepping,

@@ -1,76 +1,19 @@
-"""The staircase event by event, for a commuting task whose gains and drops order its modes alike.
+"""The staircase of a commuting task whose gains and drops order its modes alike: its curves.
 
-Dormant heads follow their closed form under a constant A_S; the first to blow up, at T, learns
-the unlearned mode of largest gain. To the others that mode is switched off at T - c/g, which is
-exact: ∫ (1 - v³/m) dt over the escape of an aligned head. Heads of rank R go on to learn further
-modes with their other pairs. Times are t/τ.
+Each mode is learned by one head, along the scalar course (26) of its escape (`events`). Times t/τ.
 """
-
-import dataclasses
 
 import numpy as np
 from jaxtyping import Float
 
 from iclflow.theory.drops.base import AbstractRun, Drop
 from iclflow.theory.drops.dormant import DormantHeads
-from iclflow.theory.drops.frame import Frame, Weights, turn
+from iclflow.theory.drops.frame import Frame
 from iclflow.theory.drops.in_head import HeadCourse
-from iclflow.theory.drops.scalar_ode import blow_up_course
-from iclflow.theory.fixed_points.modes import Modes
+from iclflow.theory.drops.scalar_ode import KAPPA, blow_up_course
 
-LEAD = 50.0  # an escape is followed pair by pair from c v = 1/LEAD on
-LOG_MAX = 600.0  # of a growth factor
+EARLY, LATE = 1e3, 15.0  # in units c/g from the blow-up: a course is then its limit
 SMALL = 0.05  # c v up to which the dormant head's own value weight is shown
-
-
-@dataclasses.dataclass
-class _Active:
-    """An escaped head: its learned modes, and the pairs that have none yet."""
-
-    head: int
-    sign: float
-    owned: list[int]
-    amplitudes: Float[np.ndarray, " n"]  # κ of the owned modes
-    value: float
-    rest: Float[np.ndarray, "R r"]  # p of the free pairs along the modes
-    course: HeadCourse | None = None
-
-    def follow(self, frame: Frame, open_modes: list[int], time: float) -> HeadCourse:
-        """Integrate from now on, the free pairs heading for the open modes."""
-        modes, sizes, _ = frame.slots(self.rest, open_modes, self.rest.shape[0])
-        order = [*self.owned, *modes]
-        self.course = HeadCourse.solve(
-            time, self.value, np.concatenate([self.amplitudes, sizes]), tuple(order),
-            frame.g[order], frame.m[order],
-        )  # fmt: skip
-        return self.course
-
-    def next(self) -> tuple[float, int]:
-        """When the next free pair has learned its mode, and which."""
-        assert self.course is not None
-        free = range(len(self.owned), len(self.course.modes))
-        return min(
-            ((float(self.course.switches[i]), self.course.modes[i]) for i in free),
-            default=(np.inf, -1),
-        )
-
-    def advance(self, frame: Frame, open_modes: list[int], time: float) -> dict[int, float]:
-        """Move to a time, and return the amplitudes of all pairs then."""
-        assert self.course is not None
-        self.value, amplitudes, phase = self.course.at(time)
-        size = dict(zip(self.course.modes, amplitudes.tolist(), strict=True))
-        self.amplitudes = np.asarray([size[d] for d in self.owned])
-        growth = np.zeros(frame.rank)  # learned modes are closed to the free pairs
-        growth[open_modes] = np.exp(np.minimum(frame.g[open_modes] * phase, LOG_MAX))
-        self.rest = self.rest * growth[None, :]
-        return size
-
-    def take(self, mode: int, amplitude: float) -> None:
-        """Give a mode to one pair, turned so that it carries all of it."""
-        left = np.linalg.svd(self.rest[:, [mode]])[0]
-        self.rest = left[:, 1:].T @ self.rest
-        self.owned.append(mode)
-        self.amplitudes = np.append(self.amplitudes, amplitude)
 
 
 class AlignedDrops(AbstractRun):
@@ -84,32 +27,52 @@ class AlignedDrops(AbstractRun):
         self.courses: dict[int, list[HeadCourse]] = {}  # of heads with several pairs
 
     @property
+    def _units(self) -> Float[np.ndarray, " n"]:
+        """c/g of each drop's mode."""
+        modes = [drop.mode for drop in self.drops]
+        return self.frame.c[modes] / self.frame.g[modes]
+
+    @property
+    def lone_times(self) -> Float[np.ndarray, " n"]:
+        """When each drop would be halfway down if it were alone (inside a head: its switch)."""
+        pairs = zip(self.drops, self._units, strict=True)
+        return np.asarray([d.blow_up - KAPPA * u if d.escape else d.switch for d, u in pairs])
+
+    @property
     def drop_times(self) -> Float[np.ndarray, " n"]:
-        """When the loss curve crosses the middle of each drop, by bisection."""
+        """When the loss curve crosses the middle of each drop, by false position (Illinois)."""
         count = len(self.drops)
         if count == 0:
             return np.zeros(0)
         levels = self.power - np.concatenate([[0.0], np.cumsum(self.frame.drops)])
         middle = ((levels[:-1] + levels[1:]) / 2)[:count]
-        low, high = np.zeros(count), np.asarray([drop.switch for drop in self.drops])
-        over, under = np.full(count, levels[0]) - middle, self.loss(high) - middle
-        for _ in range(200):  # the middle comes shortly before or after the switch
-            late = under > 0
-            if not late.any():
+        alone, unit = self.lone_times, self._units
+        low, high = np.maximum(alone - unit, 0.0), alone + unit
+        over, under = self.loss(low) - middle, self.loss(high) - middle
+        for _ in range(200):  # heads that fall together are farther from their times alone
+            early, late = (over <= 0) & (low > 0), under > 0
+            if not (early | late).any():
                 break
-            low, over = np.where(late, high, low), np.where(late, under, over)
-            high = np.where(late, high + np.maximum(0.01 * high, 1.0), high)
-            under = self.loss(high) - middle
-        # Bisection and false position in turn: the loss is flat almost everywhere.
-        for count in range(120):
-            share = 0.5 if count % 2 else np.clip(over / (over - under), 0.01, 0.99)
+            span = 2 * (high - low)
+            low, high = (
+                np.where(early, np.maximum(low - span, 0.0), np.where(late, high, low)),
+                np.where(late, high + span, np.where(early, low, high)),
+            )
+            over, under = self.loss(low) - middle, self.loss(high) - middle
+        side = np.zeros(count)
+        for _ in range(60):
+            share = np.clip(over / np.where(over > under, over - under, 1.0), 1e-9, 1 - 1e-9)
             centre = low + share * (high - low)
             excess = self.loss(centre) - middle
-            low, over = np.where(excess > 0, centre, low), np.where(excess > 0, excess, over)
-            high, under = np.where(excess > 0, high, centre), np.where(excess > 0, under, excess)
-            if np.all(high - low <= 1e-12 * high):
+            above = excess > 0
+            # An end that stays for the second time counts half, else it would stay for good.
+            over = np.where(above, excess, np.where(side < 0, over / 2, over))
+            under = np.where(above, np.where(side > 0, under / 2, under), excess)
+            low, high = np.where(above, centre, low), np.where(above, high, centre)
+            side = np.where(above, 1.0, -1.0)
+            if np.all((high - low <= 1e-12 * high) | (np.abs(excess) <= 1e-14 * self.power)):
                 break
-        return (low + high) / 2
+        return np.where(np.abs(over) < np.abs(under), low, high)
 
     def fractions(self, times: Float[np.ndarray, " T"]) -> Float[np.ndarray, "r T"]:
         """f_d(t), the learned fraction of each mode: M = Σ f_d m_d e_d e_dᵀ."""
@@ -128,13 +91,20 @@ class AlignedDrops(AbstractRun):
     def _course(self, left: np.ndarray, index: list[int]) -> np.ndarray:
         """|v| [n, T] of aligned heads on the modes `index`, by the time left to their blow-up."""
         gains, curvature = self.frame.g[index, None], self.frame.curvature[index, None]
-        arrays = [np.broadcast_to(a, left.shape).ravel() for a in (left, gains, curvature)]
+        units = self.frame.c[index, None] * np.ones_like(left)
+        scaled = gains / units * left
+        # Early v = 1/(g (T - t)) to a relative c³v³, and late 1 - f = e^{-3|T - t| g/c}.
+        sizes = np.where(scaled > 0, 1 / np.where(scaled > 0, scaled, 1.0), 1.0) / units
+        between = (scaled < EARLY) & (scaled > -LATE)
+        arrays = [np.broadcast_to(a, left.shape)[between] for a in (left, gains, curvature)]
         # Padded, so that the course is compiled for a few sizes only.
+        count = int(between.sum())
         size = 256
-        while size < left.size:
+        while size < count:
             size *= 2
-        padded = [np.concatenate([a, np.ones(size - left.size)]) for a in arrays]
-        return np.array(blow_up_course(*padded))[: left.size].reshape(left.shape)
+        padded = [np.concatenate([a, np.ones(size - count)]) for a in arrays]
+        sizes[between] = np.asarray(blow_up_course(*padded))[:count]
+        return sizes
 
     def loss(self, times: Float[np.ndarray, " T"]) -> Float[np.ndarray, " T"]:
         """L = E[y²] - Σ σ_d² (1 - (1 - f_d)²)."""
@@ -156,127 +126,32 @@ class AlignedDrops(AbstractRun):
                 continue
             limit = 0.999999 * float(np.min(heads.blow_up()[0]))
             result[row, names] = heads.after(min(time - start, limit)).values
-        for drop in (drop for drop in self.drops if drop.escape):
-            g, c = self.frame.g[drop.mode], self.frame.c[drop.mode]
-            dormant = result[:, drop.head]
-            small = (c * np.abs(dormant) < SMALL) & (times < drop.switch)
-            own = 1 / (g * np.maximum(np.abs(dormant), 1e-200))
-            left = np.where(small, own, drop.blow_up - times)
-            course = self._course(left[None, :], [drop.mode])[0]
-            for segment in self.courses.get(drop.head, []):
+        escapes = [drop for drop in self.drops if drop.escape]
+        names, modes = [drop.head for drop in escapes], [drop.mode for drop in escapes]
+        g, c = self.frame.g[modes], self.frame.c[modes]
+        blow_up, switch, signs = (
+            np.asarray([getattr(drop, name) for drop in escapes])
+            for name in ("blow_up", "switch", "sign")
+        )
+        dormant = result[:, names]
+        small = (c * np.abs(dormant) < SMALL) & (times[:, None] < switch)
+        own = 1 / (g * np.maximum(np.abs(dormant), 1e-200))
+        left = np.where(small, own, blow_up - times[:, None])
+        course = self._course(left.T, modes).T
+        for column, head in enumerate(names):
+            for segment in self.courses.get(head, []):
                 inside = times >= segment.start
-                course[inside] = segment.curves(times[inside])[0]
-            result[:, drop.head] = np.where(small, np.sign(dormant), drop.sign) * course
+                course[inside, column] = segment.curves(times[inside])[0]
+        result[:, names] = np.where(small, np.sign(dormant), signs) * course
         return result
 
-
-class _Stairs:
-    """The state between two events: dormant heads, heads with free pairs, unlearned modes."""
-
-    def __init__(self, modes: Modes, weights: Weights) -> None:
-        frame, (values, keys, queries) = Frame.of(modes), weights
-        k, q = keys @ frame.basis, queries @ frame.basis
-        self.run = AlignedDrops(frame, len(values), float(modes.power))
-        self.dormant = DormantHeads(values, k + q, k - q, frame.g)
-        self.names = np.arange(len(values))
-        self.open = list(range(frame.rank))
-        self.active: list[_Active] = []
-        self.now = 0.0
-
-    def step(self) -> bool:
-        """Process the next event; False if there is none."""
-        self.run.plateaus.append((self.now, self.dormant, self.names))
-        if not self.open:
-            return False
-        times, signs = self.dormant.blow_up()
-        winner = int(np.argmin(times)) if len(times) else -1
-        escape = self.now + float(times[winner]) if winner >= 0 else np.inf
-        frame, first = self.run.frame, max(self.open, key=lambda d: self.run.frame.g[d])
-        delay = float(frame.c[first] / frame.g[first])
-        inner = min((one.next()[0] for one in self.active), default=np.inf)
-        if not np.isfinite(min(escape, inner)):
-            left = len(self.names) > 0
-            self.run.ended = "no head that is left ever escapes" if left else "no head is left"
-            return False
-        if escape - delay <= inner:
-            drop = self._escape(winner, float(signs[winner]), escape, delay)
-        else:
-            drop = self._inner()
-        self.run.drops.append(drop)
-        self._switch(drop)
-        return True
-
-    def _escape(self, winner: int, sign: float, escape: float, delay: float) -> Drop:
-        """A dormant head blows up."""
-        begin = max(self.now, escape - LEAD * delay)
-        state = self.dormant.after(begin - self.now)
-        weights = (state.sums if sign > 0 else state.differences)[winner]
-        rank = weights.shape[0]
-        modes, _, turns = self.run.frame.slots(weights, self.open, rank)
-        self._turn(turns)
-        weights = turn(weights, turns)
-        other = 1 - np.sum(weights[:, modes[0]] ** 2) / np.sum(weights[:, self.open] ** 2)
-        head, switch = int(self.names[winner]), escape - delay
-        if rank > 1:
-            value = abs(float(state.values[winner]))
-            fresh = _Active(head, sign, [], np.zeros(0), value, weights)
-            switch = float(self._follow(fresh, begin).switches[0])
-            self.active.append(fresh)
-        size = abs(float(self.dormant.values[winner]))
-        keep = np.arange(len(self.names)) != winner
-        self.dormant, self.names = self.dormant.only(keep), self.names[keep]
-        switch = max(self.now, switch)
-        gain = float(self.run.frame.g[modes[0]])
-        return Drop(modes[0], head, switch, escape, sign, gain, float(other), size)
-
-    def _inner(self) -> Drop:
-        """A free pair of an active head learns a mode."""
-        owner = min(self.active, key=lambda one: one.next()[0])
-        switch, mode = owner.next()
-        turns = self.run.frame.slots(owner.rest, self.open, owner.rest.shape[0])[2]
-        self._turn({members: r for members, r in turns.items() if mode in members})
-        switch, gain = max(self.now, switch), float(self.run.frame.g[mode])
-        return Drop(mode, owner.head, switch, np.inf, owner.sign, gain, 0.0, owner.value)
-
-    def _switch(self, drop: Drop) -> None:
-        """Bring everything to the time of a drop and take its mode away."""
-        times, _ = self.dormant.blow_up()
-        # Where two heads escape at once the other is left just before its blow-up.
-        elapsed = min(drop.switch - self.now, 0.999999 * float(times.min(initial=np.inf)))
-        sizes = [one.advance(self.run.frame, self.open, drop.switch) for one in self.active]
-        self.open.remove(drop.mode)
-        gains = np.zeros(self.run.frame.rank)
-        gains[self.open] = self.run.frame.g[self.open]
-        self.dormant = dataclasses.replace(self.dormant.after(elapsed), gains=gains)
-        for one, size in zip(self.active, sizes, strict=True):
-            if one.head == drop.head:
-                one.take(drop.mode, size[drop.mode])
-            self._follow(one, drop.switch)
-        self.active = [one for one in self.active if one.rest.shape[0] > 0]
-        self.now = drop.switch
-
-    def _follow(self, one: _Active, time: float) -> HeadCourse:
-        course = one.follow(self.run.frame, self.open, time)
-        self.run.courses.setdefault(one.head, []).append(course)
-        return course
-
-    def _turn(self, turns: dict[tuple[int, ...], np.ndarray]) -> None:
-        """Turn equal modes among each other, everywhere."""
-        if not turns:
-            return
-        self.run.frame = self.run.frame.turned(turns)
-        self.dormant = dataclasses.replace(
-            self.dormant,
-            sums=turn(self.dormant.sums, turns),
-            differences=turn(self.dormant.differences, turns),
-        )
-        for one in self.active:
-            one.rest = turn(one.rest, turns)
-
-
-def aligned_drops(modes: Modes, weights: Weights) -> AlignedDrops:
-    """Follow the events from the initial weights."""
-    stairs = _Stairs(modes, weights)
-    while stairs.step():
-        pass
-    return stairs.run
+    def own_values(self, times: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        escape = {drop.head: drop for drop in self.drops if drop.escape}
+        own = [escape[drop.head] for drop in self.drops]
+        left = np.asarray([drop.blow_up for drop in own]) - times
+        sizes = self._course(left[:, None], [drop.mode for drop in own])[:, 0]
+        for i, drop in enumerate(own):
+            for segment in self.courses.get(drop.head, []):
+                if times[i] >= segment.start:
+                    sizes[i] = segment.at(float(times[i]))[0]
+        return np.asarray([drop.sign for drop in own]) * sizes

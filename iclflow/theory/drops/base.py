@@ -59,5 +59,9 @@ class AbstractRun(abc.ABC):
         """The value weight of every head."""
 
     @abc.abstractmethod
+    def own_values(self, times: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        """The value weight of each drop's head, at a time for each after its drop."""
+
+    @abc.abstractmethod
     def effective(self, times: Float[np.ndarray, " T"]) -> Float[np.ndarray, "T D D"]:
         """M = Σ v k qᵀ, the weights on β x_qᵀ."""

@@ -12,6 +12,7 @@ heads; times t/τ.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
@@ -54,29 +55,43 @@ class DormantHeads:
         up, down = (np.sum(a**2, axis=1) for a in (self.sums, self.differences))
         return EscapePath.of(self.values, up, down, self.gains)
 
-    def only(self, keep: Bool[np.ndarray, " H"]) -> Self:
+    def only(self, keep: Bool[np.ndarray, " H"] | slice) -> Self:
         """Some of the heads."""
         some = type(self)(self.values[keep], self.sums[keep], self.differences[keep], self.gains)
         if "_path" in self.__dict__:
             some.__dict__["_path"] = self._path.only(keep)
         return some
 
-    def after(self, time: float) -> Self:
-        """The heads a time later, before any of them has escaped."""
-        if self.values.size == 0 or time == 0:
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """All heads of several sets with equal gains, so that NumPy is called once for them."""
+        values, sums, differences = (
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("values", "sums", "differences")
+        )
+        whole = cls(values, sums, differences, parts[0].gains)
+        if all("_path" in part.__dict__ for part in parts):
+            whole.__dict__["_path"] = EscapePath.join([part._path for part in parts])
+        return whole
+
+    def after(self, time: float | Float[np.ndarray, " H"]) -> Self:
+        """The heads a time later (one for all, or one each), before any of them has escaped."""
+        if self.values.size == 0 or not np.any(time):
             return self
-        values, sums, differences = (a[0] for a in self.along(np.asarray([time])))
+        times = np.broadcast_to(np.asarray(time, float), self.values.shape)[:, None]
+        values, sums, differences = (a[0] for a in self.along(times))
         return dataclasses.replace(self, values=values, sums=sums, differences=differences)
 
     def along(
-        self, times: Float[np.ndarray, " T"]
+        self, times: Float[np.ndarray, "#H T"]
     ) -> tuple[
         Float[np.ndarray, "T H"], Float[np.ndarray, "T H R D"], Float[np.ndarray, "T H R D"]
     ]:
-        """v, p and n at times before any head has escaped."""
+        """v, p and n at times (a row for all heads, or one each) before any head has escaped."""
         values, phase = self._path.at(times)
+        rows = np.broadcast_to(times, phase.shape)
         for i in np.flatnonzero(~self._path.moving):
-            for j, time in enumerate(times):
+            for j, time in enumerate(rows[i]):
                 values[i, j], phase[i, j] = self._rest(int(i), float(time))
         growth = np.exp(self.gains * phase.T[:, :, None, None])
         return values.T, self.sums * growth, self.differences / growth

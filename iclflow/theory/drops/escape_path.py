@@ -5,16 +5,18 @@ towards a zero of W turns there and escapes on the other side. NumPy, vectorised
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-PANELS, ORDER = 20, 12  # composite Gauss-Legendre in a variable where the integrand is smooth
+PANELS, ORDER = 14, 12  # composite Gauss-Legendre in a variable where the integrand is smooth
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(ORDER)
-LOG_END = 2 * np.log(1e17)  # the integral is cut where √W has grown 1e17 times
+LOG_END = 2 * np.log(1e14)  # the integral is cut where √W has grown 1e14 times
 LOG_MAX = 700.0  # of an exponential
 FLOOR = 1e-290
+PORTION = 2**15  # numbers at a time: temporaries of this size stay in the cache
 CLOSEST = 1e-15  # distance of two zeros of W that rounding can tell apart
 
 Head = Float[np.ndarray, " H"]
@@ -24,11 +26,16 @@ HeadMode = Float[np.ndarray, "H D"]
 def excess(up: HeadMode, down: HeadMode, gains: np.ndarray, s: np.ndarray) -> np.ndarray:
     """W(s) - W(0) = ¼ Σ [P (e^{2gs} - 1) + N (e^{-2gs} - 1)] at s [H, ...]."""
     points = s.reshape(len(s), -1)
+    rows = max(1, PORTION // max(points.shape[1] * gains.size, 1))
+    if rows < len(points):
+        parts = [slice(i, i + rows) for i in range(0, len(points), rows)]
+        return np.concatenate([excess(up[i], down[i], gains, s[i]) for i in parts])
     rise = np.expm1(np.minimum(2 * gains * np.abs(points)[..., None], LOG_MAX))
     fall = rise / (1 + rise)  # 1 - e^{-2gs}: one exponential serves both
-    ahead, behind = (np.einsum("hxd,hd->hx", rise, a) for a in (up, down))
-    left, right = (np.einsum("hxd,hd->hx", fall, a) for a in (up, down))
-    return np.where(points >= 0, ahead - right, behind - left).reshape(s.shape) / 4
+    pair = np.stack([up, down], axis=-1)
+    ahead, back = rise @ pair, fall @ pair
+    found = np.where(points >= 0, ahead[..., 0] - back[..., 1], ahead[..., 1] - back[..., 0])
+    return found.reshape(s.shape) / 4
 
 
 def slope_of(up: HeadMode, down: HeadMode, gains: np.ndarray, s: np.ndarray) -> np.ndarray:
@@ -93,7 +100,9 @@ class EscapePath:
         moving = driven & ~stuck & ~np.where(flip, lone_down, lone_up)
         lowest = np.where(moving, lowest, 0.0)
 
-        centre = np.where(turns, _zero(v, up, down, gains, lowest, turns), lowest)
+        centre = lowest.copy()
+        if turns.any():
+            centre[turns] = _zero(v[turns], up[turns], down[turns], gains, lowest[turns])
         z = 2 * gains * centre[:, None]
         up, down = up * np.exp(z), down * np.exp(-z)
         least = np.where(turns, 0.0, least)
@@ -117,10 +126,15 @@ class EscapePath:
         sums = np.concatenate([np.zeros((len(v), 1)), np.cumsum(parts, axis=1)], axis=1)
         return dataclasses.replace(path, sums=sums)
 
-    def only(self, keep: Bool[np.ndarray, " H"]) -> Self:
+    def only(self, keep: Bool[np.ndarray, " H"] | slice) -> Self:
         """The paths of some of the heads."""
-        per_head = [f.name for f in dataclasses.fields(self) if f.name not in ("gains", "top")]
-        return dataclasses.replace(self, **{name: getattr(self, name)[keep] for name in per_head})
+        return dataclasses.replace(self, **{name: getattr(self, name)[keep] for name in PER_HEAD})
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """The paths of all heads of several sets with equal gains."""
+        fields = {name: np.concatenate([getattr(p, name) for p in parts]) for name in PER_HEAD}
+        return dataclasses.replace(parts[0], **fields)
 
     def _place(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """s - s_c and its derivative at x [H, ...]."""
@@ -145,24 +159,26 @@ class EscapePath:
         return half * (self._rate(x) @ WEIGHTS)
 
     def at(
-        self, times: Float[np.ndarray, " T"]
+        self, times: Float[np.ndarray, "#H T"]
     ) -> tuple[Float[np.ndarray, "H T"], Float[np.ndarray, "H T"]]:
-        """Value weight and phase s of the heads that escape, at times before any of them does."""
-        if np.any(times.max(initial=0.0) >= self.blow_up):
+        """Value weight and phase s of the heads that escape, at times before they do."""
+        if np.any(times.max(axis=1, initial=0.0) >= self.blow_up):
             raise ValueError("a head escapes before that time; propagate to an earlier one")
         wanted = (self.speed * self.top)[:, None] * times
         panel = np.sum(self.sums[:, None] <= wanted[..., None], axis=-1) - 1
         panel = np.clip(panel, 0, PANELS - 1)
         low, high = (np.take_along_axis(self.edges, panel + end, axis=1) for end in (0, 1))
-        left = wanted - np.take_along_axis(self.sums, panel, axis=1)
-        x, bottom, ceiling = (low + high) / 2, low, high
+        begin, whole = (np.take_along_axis(self.sums, panel + end, axis=1) for end in (0, 1))
+        left = wanted - begin
+        share = left / np.where(whole > begin, whole - begin, 1.0)
+        x, bottom, ceiling = low + share.clip(0, 1) * (high - low), low, high
         for _ in range(60):
             error = self._quadrature(low, x) - left
             bottom, ceiling = np.where(error < 0, x, bottom), np.where(error < 0, ceiling, x)
             newton = x - error / self._rate(x)
             inside = (newton >= bottom) & (newton <= ceiling)
             new = np.where(inside, newton, (bottom + ceiling) / 2)
-            done = np.abs(new - x) <= 4e-16 * (1 + np.abs(x))
+            done = np.abs(new - x) <= 1e-14 * (1 + np.abs(x))  # the next step would be rounding
             x = new
             if np.all(done | ~self.moving[:, None]):
                 break
@@ -171,6 +187,9 @@ class EscapePath:
         root = np.sqrt(np.maximum(square, 0)) * np.where(self.turns[:, None] & (x < 0), -1, 1)
         sign = self.sign[:, None]
         return sign * root * self.speed[:, None], sign * (self.centre[:, None] + s) / self.top
+
+
+PER_HEAD = [f.name for f in dataclasses.fields(EscapePath) if f.name not in ("gains", "top")]
 
 
 def _minimum(up: HeadMode, down: HeadMode, gains: np.ndarray) -> Head:
@@ -200,17 +219,10 @@ def _minimum(up: HeadMode, down: HeadMode, gains: np.ndarray) -> Head:
     return s
 
 
-def _zero(
-    v: Head,
-    up: HeadMode,
-    down: HeadMode,
-    gains: np.ndarray,
-    minimum: Head,
-    wanted: Bool[np.ndarray, " H"],
-) -> Head:
-    """The larger zero of W, between its minimum and s = 0, where it is `wanted`."""
+def _zero(v: Head, up: HeadMode, down: HeadMode, gains: np.ndarray, minimum: Head) -> Head:
+    """The larger zero of W, between its minimum and s = 0, of heads that have one."""
     low, high = np.minimum(minimum, 0.0), np.zeros_like(v)
-    s = high.copy()
+    s, last = high.copy(), np.full_like(v, np.inf)
     for _ in range(200):
         value = v**2 + excess(up, down, gains, s)
         low, high = np.where(value < 0, s, low), np.where(value < 0, high, s)
@@ -218,8 +230,10 @@ def _zero(
         new = s - value / np.where(slope > 0, slope, 1.0)
         inside = (new >= low) & (new <= high) & (slope > 0)
         new = np.where(inside, new, (low + high) / 2)
-        done = np.abs(new - s) <= 2e-16 * np.abs(s)
-        s = new
-        if np.all(done | ~wanted):
+        step = np.abs(new - s)
+        # Close to the zero W is rounding, and steps that no longer shrink are noise.
+        done = step <= np.where(step > last / 2, 1e-12, 2e-16) * np.abs(s)
+        s, last = new, step
+        if np.all(done):
             break
     return s

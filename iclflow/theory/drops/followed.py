@@ -60,7 +60,7 @@ class Plateau(AbstractLeg):
         portion = max(1, 2000 // max(self.dormant.sums.size, 1))
         for i in range(0, len(times), portion):
             rows = slice(i, i + portion)
-            v[rows, self.asleep], p, n = self.dormant.along(times[rows] - self.start)
+            v[rows, self.asleep], p, n = self.dormant.along(times[None, rows] - self.start)
             k[rows, self.asleep] = (p + n) / 2 @ self.left.T
             q[rows, self.asleep] = (p - n) / 2 @ self.right.T
         return result
@@ -119,6 +119,9 @@ class FlowDrops(AbstractRun):
 
     def values(self, times: Float[np.ndarray, " T"]) -> Float[np.ndarray, "T H"]:
         return self.flow.split(self.states(times))[0]
+
+    def own_values(self, times: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        return self.values(times)[np.arange(len(times)), [drop.head for drop in self.drops]]
 
     def effective(self, times: Float[np.ndarray, " T"]) -> Float[np.ndarray, "T D D"]:
         return self.flow.effective(self.states(times))

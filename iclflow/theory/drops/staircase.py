@@ -6,6 +6,7 @@ paper's estimate of the durations, (68)(73), is listed beside it.
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -14,12 +15,13 @@ from scipy.special import ndtri
 from iclflow.losses import Population
 from iclflow.models import AbstractModel
 from iclflow.tasks.task import Task
-from iclflow.theory.drops.aligned import aligned_drops
 from iclflow.theory.drops.base import AbstractRun, Curve, Times
-from iclflow.theory.drops.followed import flow_drops
+from iclflow.theory.drops.events import aligned_drops
+from iclflow.theory.drops.followed import FlowDrops, flow_drops
 from iclflow.theory.drops.frame import Frame, Weights, separate_weights
 from iclflow.theory.fixed_points.modes import Modes
 
+NEAR = 0.05  # relative difference of times by scalar courses and by the flow
 LARGE = 300  # weights from which the flow, whose Jacobian has their square, costs too much
 PERTURBATION = 1e-4  # relative change of every initial weight behind the condition number
 
@@ -96,9 +98,9 @@ def staircase(
     """Predict the staircase of one start, for a small init scale.
 
     On each plateau every dormant head has a blow-up time in closed form; the first to blow up
-    makes the next drop. Relative error of the times, median and worst over 30 random tasks of two
-    to five dimensions (benchmarks/staircase.py): by the flow 2e-6 and 1e-4 at w = 1e-2, 4e-6 and
-    3e-5 at w = 0.07; by the scalar courses 1e-3 and 0.3, 8e-3 and 1.3.
+    makes the next drop. Relative error of the times, median and worst over 30 fresh random tasks
+    of two to five dimensions (benchmarks/staircase.py): by the flow 2e-6 and 3e-3 at w = 1e-2, 4e-6
+    and 1e-4 at w = 0.07; by the scalar courses 8e-4 and 0.3, 9e-3 and 0.8.
 
     - `source`: the task (one output), any Λ, S_w and noise; equal and zero eigenvalues allowed.
     - `model`: the initial weights, `Separate` (any heads and rank) or the equivalent `ConvNet`.
@@ -113,25 +115,23 @@ def staircase(
             f"draw it with Separate.initialiser(task, ...)"
         )
     by = _choose(modes, weights, drops_by)
-    follow = flow_drops if by is DropsBy.FLOW else aligned_drops
-    run = follow(modes, weights)
+    probed = [_perturbed(weights, number) for number in range(probes)]
+    if by is DropsBy.COURSE:
+        run, *others = aligned_drops(modes, [weights, *probed])
+        base: AbstractRun = run
+    else:
+        run = flow_drops(modes, weights)
+        base, others = _followed(modes, weights, run, probed)
     times = run.drop_times
-    moved = np.zeros((probes, len(times)))
-    for number, row in enumerate(moved):
-        other = follow(modes, _perturbed(weights, number)).drop_times
-        count = min(len(times), len(other))
-        row[:count] = (other[:count] / times[:count] - 1) / PERTURBATION
-        row[count:] = np.inf  # a drop that comes and goes with the perturbation
-    condition = np.sqrt(np.mean(moved**2, axis=0)) if probes else np.full(len(times), np.nan)
+    condition = _condition(times, base, others)
     ends = np.append(times[1:], 10 * times[-1:]) if len(times) else times
     drops = run.drops
-    heads = np.asarray([drop.head for drop in drops], int)
     # On the plateau that follows: late, but before the next drop of the same head.
-    after = run.values(times + 0.5 * (ends - times))[np.arange(len(times)), heads]
+    after = run.own_values(times + 0.5 * (ends - times))
     paper = [1 / (d.gain * d.dormant_value) if d.escape else np.nan for d in drops]
     return Staircase(
         times=times,
-        heads=heads,
+        heads=np.asarray([drop.head for drop in drops], int),
         escapes=np.asarray([drop.escape for drop in drops], bool),
         levels=float(modes.power)
         - np.concatenate([[0.0], np.cumsum(np.asarray(modes.drops, float)[: len(times)])]),
@@ -145,14 +145,52 @@ def staircase(
     )
 
 
+def _followed(
+    modes: Modes, weights: Weights, run: FlowDrops, probed: Sequence[Weights]
+) -> tuple[AbstractRun, Sequence[AbstractRun]]:
+    """A run to compare perturbed ones with, and those.
+
+    By scalar courses where they name the same heads at nearly the same times: a derivative does not
+    need more. Else, for nearly equal modes for one, by the flow.
+    """
+    if probed and has_courses(modes):
+        base, *others = aligned_drops(modes, [weights, *probed])
+        same = [d.head for d in base.drops] == [d.head for d in run.drops]
+        if same and np.all(np.abs(_switches(base) / run.drop_times - 1) < NEAR):
+            return base, others
+    return run, [flow_drops(modes, start) for start in probed]
+
+
+def _condition(
+    times: Float[np.ndarray, " n"], base: AbstractRun, others: Sequence[AbstractRun]
+) -> Float[np.ndarray, " n"]:
+    """√E(δt/t)² over relative changes of the weights, in units of those; NaN without any."""
+    if not others:
+        return np.full(len(times), np.nan)
+    switches, moved = _switches(base), np.full((len(others), len(times)), np.inf)
+    for other, row in zip(map(_switches, others), moved, strict=True):
+        count = min(len(times), len(other))  # others come and go with the perturbation
+        row[:count] = (other[:count] - switches[:count]) / times[:count] / PERTURBATION
+    return np.sqrt(np.mean(moved**2, axis=0))
+
+
+def _switches(run: AbstractRun) -> Float[np.ndarray, " n"]:
+    return np.asarray([drop.switch for drop in run.drops], float)
+
+
+def has_courses(modes: Modes) -> bool:
+    """Whether each mode can be learned alone (E1)."""
+    return modes.commuting and Frame.of(modes).ordered()
+
+
 def _choose(modes: Modes, weights: Weights, wanted: DropsBy | None) -> DropsBy:
-    """The flow, unless it costs too much and each mode can be learned alone (E1)."""
+    """The flow, unless it costs too much and the modes have scalar courses."""
     if wanted is DropsBy.FLOW:
         return wanted
     large = sum(a.size for a in weights) > LARGE
     if wanted is None and not large:
         return DropsBy.FLOW
-    scalar = modes.commuting and Frame.of(modes).ordered()
+    scalar = has_courses(modes)
     if wanted is DropsBy.COURSE and not scalar:
         raise ValueError(
             "the modes of this task have no scalar courses: its moments do not commute, or its "
