@@ -69,6 +69,7 @@ def settle(page, patience=30.0):
             "document.getElementById('status').textContent"
         )
         time.sleep(0.05)
+    time.sleep(0.2)  # the runs behind are drawn, and words said, some frames later
 
 
 def setting(page, name):
