@@ -11,6 +11,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export NO_MKDOCS_2_WARNING := 1
 # A file's tests stay in one process, where its compiled functions are.
 JOBS ?= 2
+# One thread a process for small matrices: two of them on two busy cores wait for each other.
+export OPENBLAS_NUM_THREADS := 1
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .PHONY: reproduce install test test-all lint docs clean

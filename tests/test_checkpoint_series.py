@@ -1,9 +1,15 @@
 """Measures over series of checkpoints, on disk and streamed from a hub."""
 
+import functools
+import http.server
+import importlib
 import inspect
 import json
+import re
 import sys
+import threading
 import types
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +23,9 @@ from iclflow.checkpoints import (
     hub_series,
     mark_stages,
     measure_series,
+    remote,
 )
+from iclflow.checkpoints.hub import INDEX
 
 
 def test_one_layer_is_open_at_a_time(tmp_path, monkeypatch):
@@ -30,6 +38,7 @@ def test_one_layer_is_open_at_a_time(tmp_path, monkeypatch):
         "read",
         lambda self, name: (reads.append((self.path.parent.name, name)), original(self, name))[1],
     )
+    monkeypatch.setattr("iclflow.checkpoints.over_steps.check_series", lambda *_: [])
     measure_series(find_series(tmp_path))
     layers = [name.split(".")[2] for folder, name in reads if folder == "step1"]
     assert layers == ["0"] * 4 + ["1"] * 4  # each tensor once, layer after layer
@@ -172,20 +181,118 @@ def test_unknown_measures_are_refused(growing_series):
         measure_series(find_series(growing_series), measures=["sharpness"])
 
 
+# --- integrity --------------------------------------------------------------------------------
+
+
+def moving(folder, steps, served=None):
+    """Weights that move along a line with some noise; `served` has steps with others' weights."""
+    tensors, _ = lens(np.random.default_rng(0))
+    for step in steps:
+        at = (served or {}).get(step, step)
+        rng = np.random.default_rng(100 + at)
+        moved = {k: v + 0.1 * at + 0.01 * rng.normal(size=v.shape) for k, v in tensors.items()}
+        save(folder / f"step{step}", moved, {})
+    return find_series(folder)
+
+
+def doubts(series):
+    return json.loads(measure_series(series, measures=["norm"]).attrs["integrity"])
+
+
+def test_a_series_in_order_raises_no_doubt(tmp_path, growing_series):
+    assert doubts(moving(tmp_path / "a", range(8))) == []
+    assert doubts(moving(tmp_path / "b", [0, 1, 2, 4, 8, 16, 32])) == []
+
+
+def test_steps_that_serve_the_weights_of_others_are_named(tmp_path):
+    found = doubts(moving(tmp_path / "a", range(12), served={2: 11}))
+    assert found[0] == "steps 2, 11 have the same weights in every bit"
+    assert found[1].startswith("step 2 is out of line: at least 3 times as far from steps 1 and 3")
+    assert len(found) == 2
+    near_the_end = doubts(moving(tmp_path / "b", range(8), served={0: 6}))
+    assert any(line.startswith("step 0 is out of line: nearer to step 7") for line in near_the_end)
+    at_the_end = doubts(moving(tmp_path / "c", range(8), served={7: 0}))
+    assert any(line.startswith("step 7 is out of line") for line in at_the_end)
+    (tmp_path / "a" / "step3" / "model.safetensors").write_bytes(b"")
+    kept = measure_series(find_series(tmp_path / "a"), measures=["norm"], keep_going=True)
+    assert "steps 2, 11" in kept.attrs["integrity"]
+
+
+# --- folders as others write them ---------------------------------------------------------------
+
+
+def test_the_folder_of_a_trainer_is_a_series(tmp_path):
+    """`checkpoint-*`, the last weights beside them, the folder of a log, a number in the name."""
+    folder = tmp_path / "gpt2"
+    tensors, config = llama(np.random.default_rng(0))
+    for step in (100, 200, 50):
+        save(folder / f"checkpoint-{step}", tensors, config)
+    save(folder, tensors, config)
+    (folder / "runs" / "Nov15_12-00-00").mkdir(parents=True)
+    (folder / "logs2").mkdir()
+    assert [c.step for c in find_series(folder)] == [50, 100, 200]
+    (folder / "trainer_state.json").write_text('{"global_step": 230}')
+    found = find_series(folder)
+    assert [c.step for c in found] == [50, 100, 200, 230]
+    assert found[-1].label == str(folder)
+    (folder / "trainer_state.json").write_text('{"global_step": 200}')
+    assert [c.step for c in find_series(folder)] == [50, 100, 200]
+    save(tmp_path / "llama-3", tensors, config)
+    assert [c.step for c in find_series(tmp_path / "llama-3")] == [0]  # the 3 is no step
+    assert [c.step for c in find_series(folder / "checkpoint-50")] == [50]
+
+
 # --- the hub ----------------------------------------------------------------------------------
 
 
-class FakeHub(types.ModuleType):
-    """The two functions of huggingface_hub that are used, serving folders from disk."""
+class Server(http.server.SimpleHTTPRequestHandler):
+    """Serves the files of a folder, and parts of them where `ranges` is set."""
 
-    def __init__(self, root: Path) -> None:
+    ranges, sent, asked_by = True, 0, ""
+
+    def do_GET(self):
+        type(self).asked_by = self.headers.get("Authorization", "")
+        found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        path = Path(self.translate_path(self.path))
+        if path.name == "moved":  # a file that lies elsewhere
+            self.send_response(302)
+            self.send_header("Location", self.path.replace("moved", "model.safetensors"))
+            self.end_headers()
+            return
+        if not self.ranges or found is None or not path.is_file():
+            super().do_GET()
+            return
+        part = path.read_bytes()[int(found[1]) : int(found[2]) + 1]
+        type(self).sent += len(part)
+        self.send_response(206)
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        self.wfile.write(part)
+
+    def log_message(self, *_):
+        pass
+
+
+class FakeHub(types.ModuleType):
+    """The functions of huggingface_hub that are used, serving folders from disk."""
+
+    def __init__(self, root: Path, address: str) -> None:
         super().__init__("huggingface_hub")
-        self.root, self.alive, self.most, self.fetched = root, set(), 0, []
+        self.root, self.address = root, address
+        self.alive, self.most, self.fetched = set(), 0, []
+        self.__path__ = []
+
+    @staticmethod
+    def build_hf_headers(*, token=None):
+        return {"Authorization": f"Bearer {token}"}
 
     def list_repo_files(self, repo_id, *, revision=None, repo_type=None, token=None):
         if not (self.root / revision).exists():
             raise RuntimeError(f"404 Client Error. Revision {revision} not found\nmore lines")
         return sorted(p.name for p in (self.root / revision).iterdir())
+
+    def hf_hub_url(self, repo_id, filename, *, revision=None):
+        return f"{self.address}/{revision}/{filename}"
 
     def hf_hub_download(self, repo_id, filename, *, revision=None, local_dir=None, token=None):
         target = Path(local_dir) / filename
@@ -197,18 +304,66 @@ class FakeHub(types.ModuleType):
 
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch):
-    fake = FakeHub(tmp_path / "remote")
-    monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
+def server(tmp_path):
+    (tmp_path / "remote").mkdir()
+    handler = type("Handler", (Server,), {})
+    made = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(handler, directory=tmp_path / "remote")
+    )
+    thread = threading.Thread(target=made.serve_forever, daemon=True)
+    thread.start()
+    handler.address = f"http://127.0.0.1:{made.server_address[1]}"
+    yield handler
+    made.shutdown()
+    made.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch, server):
+    fake = FakeHub(tmp_path / "remote", server.address)
+    for name in ("huggingface_hub", "huggingface_hub.utils"):
+        monkeypatch.setitem(sys.modules, name, fake)
     for step in (0, 1, 512, 1000):
         tensors, config = neox(np.random.default_rng(step))
+        tensors["embed"] = np.zeros((1000, 40))  # large, and never asked for
         write = shard if step == 512 else save
         write(fake.root / f"step{step}", tensors, config)
         (fake.root / f"step{step}" / "pytorch_model.bin").write_bytes(b"never")
     return fake
 
 
-def test_revisions_stream_with_two_on_disk_at_most(hub, tmp_path):
+def test_only_the_tensors_asked_for_are_transferred(hub, server):
+    names = [f"step{s}" for s in (512, 0, 1000, 1)]
+    data = measure_series(hub_series("EleutherAI/pythia-70m", names, token="secret"))
+    local = measure_series(find_series(*(hub.root / name for name in names)))
+    np.testing.assert_array_equal(data["norm"], local["norm"])
+    assert {name for _, _, name in hub.fetched} == {"config.json", INDEX}
+    assert server.asked_by == "Bearer secret"
+    whole = sum(f.stat().st_size for f in hub.root.rglob("*.safetensors"))
+    assert 0 < server.sent < whole / 2
+
+
+def test_a_token_is_not_taken_to_another_host(hub, server):
+    there = hub.root / "step0"
+    moved = remote.RemoteFile(
+        f"{server.address}/step0/moved", {"Authorization": "Bearer secret"}, "moved", {}
+    )
+    assert "embed" in moved.names()
+    assert server.asked_by == "Bearer secret"
+    elsewhere = server.address.replace("127.0.0.1", "localhost")
+    redirect = remote._Redirects().redirect_request
+    request = urllib.request.Request(server.address, headers={"Authorization": "Bearer secret"})
+    assert redirect(request, None, 302, "", {}, elsewhere).headers == {}
+    (there / "short.safetensors").write_bytes(b"123")
+    with pytest.raises(CheckpointError, match="short: truncated or not a safetensors file"):
+        remote.RemoteFile(f"{server.address}/step0/short.safetensors", {}, "short", {})
+    with pytest.raises(CheckpointError, match="gone: HTTP Error 404"):
+        remote.RemoteFile(f"{server.address}/step0/gone", {}, "gone", {})
+
+
+def test_revisions_stream_with_two_on_disk_at_most(hub, tmp_path, server):
+    server.ranges = False
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     names = [f"step{s}" for s in (512, 0, 1000, 1)]
@@ -234,25 +389,27 @@ def test_revisions_that_fail(hub, tmp_path):
 
 def test_the_calls_are_those_of_the_real_package(hub, monkeypatch):
     """What is asked of the hub, bound to the signatures of the installed huggingface_hub."""
-    monkeypatch.delitem(sys.modules, "huggingface_hub")
+    for name in ("huggingface_hub", "huggingface_hub.utils"):
+        monkeypatch.delitem(sys.modules, name)
     real = pytest.importorskip("huggingface_hub", reason="an extra: iclflow[hub]")
+    utils = importlib.import_module("huggingface_hub.utils")
     asked = []
 
     def checked(name):
         def call(*names, **options):
-            inspect.signature(getattr(real, name)).bind(*names, **options)
+            home = utils if name == "build_hf_headers" else real
+            inspect.signature(getattr(home, name)).bind(*names, **options)
             asked.append(name)
             return getattr(hub, name)(*names, **options)
 
         return call
 
-    checking = types.SimpleNamespace(
-        list_repo_files=checked("list_repo_files"), hf_hub_download=checked("hf_hub_download")
-    )
-    monkeypatch.setattr("iclflow.checkpoints.hub._hub", lambda: checking)
+    used = ("list_repo_files", "hf_hub_download", "hf_hub_url", "build_hf_headers")
+    checking = types.SimpleNamespace(**{name: checked(name) for name in used})
+    monkeypatch.setattr("iclflow.checkpoints.hub._hub", lambda part="": checking)
     data = measure_series(hub_series("repo", ["step1", "step512"]), measures=["norm"])
     assert list(data["step"].values) == [1, 512]
-    assert set(asked) == {"list_repo_files", "hf_hub_download"}
+    assert set(asked) == set(used)
 
 
 def test_without_the_hub_package(monkeypatch):

@@ -2,12 +2,14 @@
 
 import types
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from iclflow.checkpoints.monitor import Monitor, TrainerCallback, named_arrays
+from iclflow.checkpoints import Monitor, TrainerCallback
+from iclflow.checkpoints.watching import named_arrays
 
 
 def linear_network(steps, rate=0.1, seed=0):
@@ -253,11 +255,93 @@ def test_trainer_callback_answers_every_event():
     event("on_train_end")
     data = callback.monitor.to_dataset()
     assert data.attrs["family"] == "Llama"
-    assert list(data["step"].values) == [1, 2, 3, 4, 5]
+    assert list(data["step"].values) == [0, 1, 2, 3, 4, 5]  # the initial weights too
     np.testing.assert_allclose(data["norm"], np.sqrt(2), rtol=1e-6)
     np.testing.assert_allclose(data["loss"], 1 / np.arange(1, 6))
+    state.global_step = 0  # a second train() counts from 0 again
+    event("on_train_begin")
+    for step in range(1, 4):
+        state.global_step = step
+        event("on_step_end")
+        event("on_log", logs={"loss": 0.1})
+    event("on_train_end")
+    assert list(callback.monitor.to_dataset()["step"].values) == list(range(9))
     with pytest.raises(AttributeError):
         callback.nothing  # noqa: B018
+
+
+def test_a_loss_in_a_buffer_that_is_used_again_is_copied():
+    buffer, monitor = np.zeros(()), Monitor()
+    for step in range(100):
+        buffer[...] = step
+        monitor(step, loss=buffer)
+    assert float(monitor.to_dataset()["loss"][0]) == 0.0
+    update = jax.jit(lambda loss: loss + 1, donate_argnums=0)
+    loss, monitor = jnp.zeros(()), Monitor()
+    for step in range(100):
+        loss, given = update(loss), loss
+        del given
+        monitor(step, loss=loss)
+    np.testing.assert_allclose(monitor.to_dataset()["loss"][:3], [1.0, 2.0, 3.0])
+
+
+def test_modules_are_weights():
+    linear = eqx.nn.Linear(3, 3, key=jax.random.key(0))  # callable, and a pytree
+    assert set(named_arrays(linear)) == {"weight", "bias"}
+    assert set(named_arrays(lambda: linear)) == {"weight", "bias"}
+    monitor = Monitor(measures=["norm"])
+    monitor(0, weights=linear)
+    assert list(monitor.to_dataset()["matrix"].values) == ["weight"]
+
+
+def test_a_module_of_nnx_is_weights():
+    nnx = pytest.importorskip("flax.nnx", reason="flax is not needed by the package")
+    attention = nnx.MultiHeadAttention(2, 6, decode=False, rngs=nnx.Rngs(0))
+    monitor = Monitor(measures=["norm"])
+    monitor(0, weights=attention)
+    data = monitor.to_dataset()
+    assert data.attrs["family"] == "Flax"
+    kernel = np.asarray(attention.query.kernel[...])[:, 1]  # [d, heads, size]
+    product = kernel @ np.asarray(attention.key.kernel[...])[:, 1].T
+    found = data["norm"].sel(circuit="QK", head=1, layer=0)
+    np.testing.assert_allclose(found, np.linalg.norm(product), rtol=1e-5)
+
+
+def gpt2_weights(rng):
+    return {
+        "h.0.attn.c_attn.weight": rng.normal(size=(8, 24)),
+        "h.0.attn.c_proj.weight": rng.normal(size=(8, 8)),
+    }
+
+
+def test_attention_that_cannot_be_cut_into_heads_is_warned_of():
+    weights = gpt2_weights(np.random.default_rng(0))
+    with pytest.warns(UserWarning, match="GPT-2 names, but the number of heads.*plain matrices"):
+        Monitor(measures=["norm"])(0, weights=weights)
+    monitor = Monitor(measures=["norm"], config={"n_head": 2})
+    monitor(0, weights=weights)  # a warning would be an error
+    assert monitor.to_dataset().sizes["head"] == 2
+
+
+def test_the_last_step_is_measured_whatever_the_budget():
+    monitor = Monitor(budget=1e-9, measures=["norm"], stopwatch=iter(range(1000)).__next__)
+    weights = gpt2_weights(np.random.default_rng(0))
+    for step in range(20):
+        monitor(step, weights={"w": weights["h.0.attn.c_proj.weight"]}, last=step == 19)
+    steps = list(monitor.to_dataset()["step"].values)
+    assert steps[-1] == 19
+    assert len(steps) < 5
+
+
+@pytest.mark.parametrize("heads", [2, None])
+def test_everything_is_compiled_at_the_first_measurement(heads, caplog):
+    rng = np.random.default_rng(0)
+    weights = gpt2_weights(rng) if heads else {"w": rng.normal(size=(7, 5))}
+    monitor = Monitor(heads=heads, budget=1e9)
+    monitor(0, weights=weights)
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        monitor(1, weights=weights)
+    assert [r for r in caplog.records if "Compiling" in r.getMessage()] == []
 
 
 def test_a_torch_training_loop():
@@ -274,6 +358,6 @@ def test_a_torch_training_loop():
         loss = ((net(torch.eye(4)) - target.T) ** 2).sum() / 2
         loss.backward()
         optimiser.step()
-        monitor(step, loss=loss, weights=net.state_dict)
+        monitor(step, loss=loss, weights=net)
     assert len(monitor.stages().drops) == 3
     assert list(monitor.to_dataset()["matrix"].values) == ["0.weight", "1.weight"]

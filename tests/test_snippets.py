@@ -3,17 +3,21 @@
 The blocks of a page run in order, in one namespace and one folder. `python` is run; a `print` whose
 comment begins with a number must print that number. `bash` is a command a line; `console` has
 commands after `$`, and output, which is not run; `text` is never run. A block after the line
-`<!-- slow -->` is run by `make test-all` only. Commands inside a line of text are parsed.
+`<!-- slow -->` is run by `make test-all` only, one after `<!-- needs torch -->` where that is
+installed, and else compiled. Commands inside a line of text are parsed.
 """
 
 import ast
 import contextlib
 import doctest
-import importlib
+import importlib.util
 import io
+import json
 import re
 import runpy
 import shlex
+import shutil
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,17 +49,21 @@ class Block(NamedTuple):
     language: str
     text: str
     slow: bool
+    needs: tuple[str, ...] = ()
 
 
 def blocks(page: str) -> list[Block]:
     """The fenced blocks of a page; `ValueError` for a language that no rule knows."""
-    fence = r"^(<!-- slow -->\n)?^```([^\n]*)\n(.*?)^```$"
+    fence = r"^(?:<!-- (slow|needs [\w ]+) -->\n)?^```([^\n]*)\n(.*?)^```$"
     found = re.findall(fence, page, flags=re.M | re.S)
     if len(found) * 2 != len(re.findall(r"^ *```", page, flags=re.M)):
         raise ValueError("a block is indented or not closed")
     if unknown := {language for _, language, _ in found} - LANGUAGES:
         raise ValueError(f"no rule for blocks of {sorted(unknown)}; there are {sorted(LANGUAGES)}")
-    return [Block(language, text, bool(slow)) for slow, language, text in found]
+    return [
+        Block(language, text, said == "slow", tuple(said.split()[1:]))
+        for said, language, text in found
+    ]
 
 
 def commands(block: Block) -> list[str]:
@@ -122,8 +130,13 @@ def run_python(text: str, names: dict) -> None:
 def run_blocks(found: list[Block]) -> None:
     names = {"__name__": "__main__"}
     for block in found:
-        if block.language == "python":
-            run_python(block.text, names)
+        if any(importlib.util.find_spec(library) is None for library in block.needs):
+            compile(block.text, "<snippet>", "exec")
+        elif block.language == "python":
+            with warnings.catch_warnings():
+                if block.needs:  # those of other libraries
+                    warnings.simplefilter("ignore")
+                run_python(block.text, names)
         elif block.language != "text":
             for command in commands(block):
                 run_command(command)
@@ -141,6 +154,13 @@ def given_files(folder: Path) -> None:
         place.mkdir(parents=True)
         drawn = icl.transformers.AttentionOnly.tensors(model(jax.random.key(number)))
         write_tensors(place / "model.safetensors", drawn, {})
+    shutil.copytree(folder / "run", folder / "output")
+    for number in range(3):
+        saved = folder / "output" / f"step{number}"
+        place = saved.rename(folder / "output" / f"checkpoint-{number}")
+        history = [{"step": 1 + i, "loss": 1 / (1 + i)} for i in range(12)]
+        state = json.dumps({"global_step": number, "log_history": history})
+        (place / "trainer_state.json").write_text(state)
 
 
 def identified(path: Path) -> str:
@@ -247,3 +267,8 @@ def test_snippets_are_read_as_written():
     assert commands(blocks(page)[0]) == ["iclflow theory --context 8"]
     assert inline_commands(page) == ["iclflow theory"]
     assert [block.slow for block in blocks("<!-- slow -->\n```text\n```\n")] == [True]
+    needy = blocks("<!-- needs no_such_library -->\n```python\nimport no_such_library\n```\n")
+    assert needy[0].needs == ("no_such_library",)
+    run_blocks(needy)  # compiled, not run
+    with pytest.raises(SyntaxError):
+        run_blocks([needy[0]._replace(text="import\n")])

@@ -4,9 +4,11 @@ Only the tensor that is asked for enters memory. Pickle is never loaded.
 """
 
 import abc
+import functools
 import json
+import shlex
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -168,9 +170,14 @@ class NumpyFolder(AbstractSource):
 class Shards(AbstractSource):
     """Several files that together are one checkpoint; opened when a tensor of theirs is read."""
 
-    def __init__(self, files: Mapping[str, Path], config: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        files: Mapping[str, str],
+        opened: Callable[[str], AbstractSource],
+        config: Mapping[str, Any],
+    ) -> None:
         self.files, self.config = files, config  # tensor -> file
-        self.open: dict[Path, SafetensorsFile] = {}
+        self._opened = functools.cache(opened)
 
     def names(self) -> list[str]:
         return list(self.files)
@@ -182,17 +189,19 @@ class Shards(AbstractSource):
         return self._shard(name).read(name)
 
     def where(self, name: str) -> str:
-        return str(self.files[name])
+        return self.files[name]
 
-    def _shard(self, name: str) -> SafetensorsFile:
+    def _shard(self, name: str) -> AbstractSource:
         path = self.files[name]
-        if path not in self.open:
-            if not path.exists():
-                raise CheckpointError(f"{path}: missing; the index says it holds tensor {name}")
-            self.open[path] = SafetensorsFile(path, self.config)
-        if name not in self.open[path].shapes:
+        try:
+            shard = self._opened(path)
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{path}: missing; the index says it holds tensor {name}"
+            ) from None
+        if name not in shard.names():
             raise CheckpointError(f"{path}: tensor {name} is missing; the index says it is there")
-        return self.open[path]
+        return shard
 
 
 def open_checkpoint(path: str | Path) -> AbstractSource:
@@ -205,14 +214,16 @@ def open_checkpoint(path: str | Path) -> AbstractSource:
     config = _config(path)
     index = sorted(path.glob("*.safetensors.index.json"))
     if index:
-        weights = _json(index[0])["weight_map"]
-        return Shards({name: path / file for name, file in weights.items()}, config)
+        weights = read_json(index[0])["weight_map"]
+        files = {name: str(path / file) for name, file in weights.items()}
+        return Shards(files, lambda file: _present(file, config), config)
     shards = sorted(path.glob("*.safetensors"))
     if len(shards) == 1:
         return SafetensorsFile(shards[0], config)
     if shards:
-        opened = [(file, SafetensorsFile(file, config)) for file in shards]
-        return Shards({name: file for file, source in opened for name in source.names()}, config)
+        sources = {str(file): SafetensorsFile(file, config) for file in shards}
+        files = {name: file for file, source in sources.items() for name in source.names()}
+        return Shards(files, sources.__getitem__, config)
     archives = sorted(path.glob("*.npz"))
     if len(archives) == 1:
         return NumpyArchive(archives[0], config)
@@ -225,6 +236,12 @@ def open_checkpoint(path: str | Path) -> AbstractSource:
     raise CheckpointError(
         f"{path}: no checkpoint here; needed .safetensors (or its index), one .npz, or .npy files"
     )
+
+
+def _present(file: str, config: Mapping[str, Any]) -> SafetensorsFile:
+    if not Path(file).exists():
+        raise FileNotFoundError(file)
+    return SafetensorsFile(Path(file), config)
 
 
 def _open_file(path: Path) -> AbstractSource:
@@ -242,20 +259,20 @@ def _open_file(path: Path) -> AbstractSource:
 
 def refusal(path: str | Path) -> str:
     """Why a pickle is not loaded, and the command that converts it."""
-    target = Path(path).with_suffix(".safetensors")
     return (
-        f"{path}: a pickle can run code when it is loaded, so it is refused; convert it once with: "
-        f'python -c "import torch, safetensors.torch as s; s.save_file({{k: v.clone() for k, v in '
-        f"torch.load('{path}', map_location='cpu', weights_only=True).items()}}, '{target}')\""
+        f"{path}: a pickle can run code when it is loaded, so it is refused; convert it to "
+        f"safetensors once, where PyTorch is: python -m iclflow.checkpoints.convert "
+        f"{shlex.quote(str(path))}"
     )
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
     file = folder / "config.json"
-    return _json(file) if file.exists() else {}
+    return read_json(file) if file.exists() else {}
 
 
-def _json(file: Path) -> Mapping[str, Any]:
+def read_json(file: Path) -> Mapping[str, Any]:
+    """A JSON object, or `CheckpointError` in one line."""
     try:
         found = json.loads(file.read_text())
     except (ValueError, RecursionError) as error:

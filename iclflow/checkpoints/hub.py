@@ -1,11 +1,11 @@
-"""Revisions of a model on the Hugging Face Hub, downloaded one at a time and deleted after use.
+"""Revisions of a model on the Hugging Face Hub: the tensors asked for, and nothing kept.
 
-Needs the optional package `huggingface_hub`. Only safetensors files and settings are fetched.
+Needs the optional package `huggingface_hub`. Only safetensors files and settings are read. From a
+server that sends whole files only they are downloaded, one revision at a time, and deleted.
 """
 
 import contextlib
 import importlib
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,8 +16,11 @@ from iclflow.checkpoints.files import (
     PICKLES,
     AbstractSource,
     CheckpointError,
+    Shards,
     open_checkpoint,
+    read_json,
 )
+from iclflow.checkpoints.remote import NoRangesError, RemoteFile
 from iclflow.checkpoints.series import Checkpoint, step_of
 
 INDEX = "model.safetensors.index.json"
@@ -33,7 +36,8 @@ def hub_series(
 ) -> list[Checkpoint]:
     """A series from revisions such as `step0`, `step512` of `EleutherAI/pythia-70m`.
 
-    A revision is on disk only while its checkpoint is open, in a temporary folder (under
+    Only the tensors that are measured are transferred, where the server sends parts of files.
+    Otherwise a revision is on disk while its checkpoint is open, in a temporary folder (under
     `folder` if given): at most two at once in `measure_series`, the current and the reference.
     """
     _hub()
@@ -54,7 +58,7 @@ def hub_series(
 
 
 class _Opener:
-    """Downloads on entry, deletes on exit."""
+    """Reads where the files lie, or downloads them on entry and deletes them on exit."""
 
     def __init__(
         self, repository: str, revision: str, token: str | None, folder: str | Path | None
@@ -66,31 +70,49 @@ class _Opener:
     def __call__(self) -> Iterator[AbstractSource]:
         target = Path(tempfile.mkdtemp(prefix="iclflow-", dir=self.folder))
         try:
-            self._download(target)
-            yield open_checkpoint(target)
+            listed = self._ask("list_repo_files", self.repository)
+            if "config.json" in listed:
+                self._fetch("config.json", target)
+            shards, single = self._files(listed, target)
+            try:
+                source = self._remote(shards, single, target)
+            except NoRangesError:
+                for name in single or sorted(set(shards.values())):
+                    self._fetch(name, target)
+                source = open_checkpoint(target)
+            yield source
         finally:
             shutil.rmtree(target, ignore_errors=True)
 
-    def _download(self, target: Path) -> None:
-        listed = self._ask("list_repo_files", self.repository)
+    def _files(self, listed: list[str], target: Path) -> tuple[dict[str, str], list[str]]:
+        """Tensor -> file where an index says, or else the files."""
         if INDEX in listed:
-            index = Path(self._fetch(INDEX, target))
-            chosen = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        elif SINGLE in listed:
-            chosen = [SINGLE]
-        else:
-            chosen = [name for name in listed if name.endswith(".safetensors") and "/" not in name]
-        if not chosen:
+            return dict(read_json(Path(self._fetch(INDEX, target)))["weight_map"]), []
+        found = [name for name in listed if name.endswith(".safetensors") and "/" not in name]
+        found = [SINGLE] if SINGLE in found else found
+        if not found:
             pickles = [name for name in listed if name.endswith(PICKLES)]
             raise CheckpointError(
                 f"{self.repository}@{self.revision}: no safetensors file"
                 + (f", only pickles ({', '.join(pickles)}), which are refused" if pickles else "")
                 + "; look for a revision with model.safetensors, or download and convert it"
             )
-        for name in chosen:
-            self._fetch(name, target)
-        if "config.json" in listed:
-            self._fetch("config.json", target)
+        return {}, found
+
+    def _remote(self, shards: dict[str, str], single: list[str], target: Path) -> AbstractSource:
+        config = read_json(target / "config.json") if (target / "config.json").exists() else {}
+        headers = _hub(".utils").build_hf_headers(token=self.token)
+
+        def opened(name: str) -> RemoteFile:
+            url = _hub().hf_hub_url(self.repository, name, revision=self.revision)
+            label = f"{self.repository}@{self.revision} {name}"
+            return RemoteFile(url, headers, label, config)
+
+        if len(single) == 1:
+            return opened(single[0])
+        sources = {name: opened(name) for name in single or sorted(set(shards.values()))}
+        files = shards or {t: name for name, source in sources.items() for t in source.names()}
+        return Shards(files, sources.__getitem__, config)
 
     def _fetch(self, name: str, target: Path) -> str:
         return self._ask("hf_hub_download", self.repository, name, local_dir=target)
@@ -107,9 +129,9 @@ class _Opener:
             raise CheckpointError(f"{what}{file}: {first[0]}") from error
 
 
-def _hub() -> Any:
+def _hub(part: str = "") -> Any:
     try:
-        return importlib.import_module("huggingface_hub")
+        return importlib.import_module(f"huggingface_hub{part}")
     except ImportError:
         raise CheckpointError(
             "reading from the Hugging Face Hub needs the package huggingface_hub; "

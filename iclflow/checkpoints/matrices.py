@@ -1,5 +1,6 @@
 """Measures of plain weight matrices, where the names tell of no attention heads."""
 
+import contextlib
 import fnmatch
 import json
 from collections.abc import Sequence
@@ -13,6 +14,9 @@ import xarray as xr
 
 from iclflow.checkpoints.files import Arrays, as_numpy
 from iclflow.checkpoints.measures import MEASURES, Plan, spectral_measures
+from iclflow.checkpoints.threads import one_thread
+
+SMALL = 512  # sides up to which a matrix is decomposed on one thread
 
 
 class MatrixTable:
@@ -49,12 +53,14 @@ class MatrixTable:
                 continue
             stack = jnp.asarray(as_numpy(source.arrays[name])).reshape(-1, *shape[-2:])
             labels += [name] if len(shape) == 2 else [f"{name}[{i}]" for i in range(shape[0])]
-            found, bases = _measure_matrices(stack, self.plan)
+            with one_thread() if min(shape[-2:]) <= SMALL else contextlib.nullcontext():
+                found, bases = jax.block_until_ready(_measure_matrices(stack, self.plan))
             if "step_distance" in self.plan.measures:
                 before = self.previous.get(name)
                 self.previous[name] = bases
-                distances = [np.nan] * len(stack) if before is None else _moved(before, bases)
-                found["step_distance"] = distances
+                # compiled with the rest, at the first step
+                distances = _moved(bases if before is None else before, bases)
+                found["step_distance"] = [np.nan] * len(stack) if before is None else distances
             for measure, values in found.items():
                 row[measure] += [float(v) for v in values]
         if not labels:

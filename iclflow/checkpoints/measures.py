@@ -11,7 +11,8 @@ import xarray as xr
 from jaxtyping import Array, Float
 
 from iclflow.checkpoints.files import AbstractSource, CheckpointError
-from iclflow.checkpoints.layouts import AbstractLayout
+from iclflow.checkpoints.layouts import Layout
+from iclflow.checkpoints.threads import one_thread
 from iclflow.diagnostics import spectrum, subspace
 from iclflow.linalg import FactoredMatrix
 
@@ -139,7 +140,7 @@ def _step_distances(
 class Table:
     """Values by measure, [step, circuit, layer, head], filled row by row, then labelled."""
 
-    def __init__(self, plan: Plan, layout: AbstractLayout) -> None:
+    def __init__(self, plan: Plan, layout: Layout) -> None:
         self.plan, self.layout = plan, layout
         self.steps: list[int] = []
         self.rows: list[dict[str, np.ndarray]] = []
@@ -151,6 +152,10 @@ class Table:
         self, step: int, source: AbstractSource, reference: AbstractSource | None = None
     ) -> None:
         """Measure one checkpoint, a layer at a time."""
+        with one_thread():
+            self._add(step, source, reference)
+
+    def _add(self, step: int, source: AbstractSource, reference: AbstractSource | None) -> None:
         shape = (len(CIRCUITS), len(self.layout.layers), self.layout.heads)
         row: dict[str, np.ndarray] = {}
         strengths: dict[tuple[int, int], np.ndarray] = {}
@@ -171,8 +176,10 @@ class Table:
                         strengths[i, j] = np.asarray(track_heads(circuits[circuit], goals[circuit]))
                 if "step_distance" in self.plan.measures:
                     before = self.previous.get((circuit, layer))
+                    # compiled with the rest, at the first step
+                    distances = _step_distances(bases if before is None else before, bases)
                     if before is not None:
-                        found["step_distance"] = _step_distances(before, bases)
+                        found["step_distance"] = distances
                     bases_now[circuit, layer] = bases
                 for name, values in found.items():
                     row.setdefault(name, np.full(shape, np.nan))[i, j] = np.asarray(values)

@@ -1,16 +1,10 @@
-"""Watch somebody's training loop: measures at log-spaced steps, stages online, one Dataset.
-
-monitor = Monitor()
-for step in range(steps):
-...
-monitor(step, loss=loss, weights=model.state_dict)
-monitor.to_dataset().to_netcdf("watched.nc")
-"""
+"""Watch somebody's training loop: measures at log-spaced steps, stages online, one Dataset."""
 
 import json
 import math
 import operator
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -18,24 +12,36 @@ import numpy as np
 import xarray as xr
 
 from iclflow.checkpoints.files import Arrays, CheckpointError
-from iclflow.checkpoints.layouts import find_layout
+from iclflow.checkpoints.layouts import NoAttentionError, find_layout
 from iclflow.checkpoints.matrices import MatrixTable
 from iclflow.checkpoints.measures import NEED_REFERENCE, Plan, Table
-from iclflow.checkpoints.watching import Line, named_arrays, scalar_loss
+from iclflow.checkpoints.watching import Line, named_arrays, scalar_loss, settings_of
 from iclflow.diagnostics.stages import Stages, find_stages
 
 BINS = 32  # of the loss, in a factor e of steps
 PENDING = 256  # losses kept on the device before they are read
+ALLOWANCE = (
+    0.2  # seconds of measuring beyond the budget, so that a short run is seen from its start
+)
 ONLINE = ("norm", "effective_rank", "stable_rank", "step_distance")
 
 
 class Monitor:
     """Called at every step as `monitor(step, loss=..., weights=...)`; cheap when nothing is due.
 
-    Weights may be a PyTorch state_dict, any JAX pytree, named NumPy arrays, or a function that
-    returns one of these (then called only when due). Attention weights under a known family of
-    names give measures of QK and OV of every head, as for checkpoints; other weights give
-    measures of every matrix.
+    Weights may be a module of PyTorch, Equinox or NNX, a state_dict, any JAX pytree, named arrays,
+    or a function that returns one of these (then called only when due). Attention weights under a
+    known family of names give measures of QK and OV of every head, as for checkpoints; other
+    weights give measures of every matrix. Nothing of the training is changed: losses are copied
+    when they are given, weights are measured before the call returns.
+
+    >>> import numpy as np
+    >>> from iclflow.checkpoints import Monitor
+    >>> monitor = Monitor(measures=["norm"])
+    >>> for step in range(100):
+    ...     monitor(step, loss=1 / (1 + step), weights={"w": np.eye(2)}, last=step == 99)
+    >>> dict(monitor.to_dataset().norm.isel(step=[0, -1]).sizes)
+    {'step': 2, 'matrix': 1}
     """
 
     def __init__(
@@ -49,7 +55,7 @@ class Monitor:
         per_decade: int = 20,
         budget: float = 0.05,
         heads: int | None = None,
-        groups: int | None = None,
+        stack: str | None = None,
         config: Mapping[str, Any] | None = None,
         live: bool = False,
         stopwatch: Callable[[], float] = time.perf_counter,
@@ -60,9 +66,11 @@ class Monitor:
         - `matrices`: patterns of names, where the names are of no known family; matrices whose
           smaller side exceeds `largest` are left out.
         - `per_decade`: measured steps in a factor ten of steps.
-        - `budget`: measuring takes at most this share of the time; a measurement that would
-          exceed it is put off. The first one, which compiles, does not count.
-        - `heads`, `groups`, `config`: head counts, or the model's settings that hold them.
+        - `budget`: measuring takes at most this share of the time, and a fifth of a second; a
+          measurement that would exceed it is put off. The first one, which compiles, is not
+          counted.
+        - `heads`, `config`: the number of heads, or the model's settings that hold it.
+        - `stack`: part of the names of the layers to watch, where there are several stacks.
         - `live`: keep a line about the run on the terminal.
         """
         ahead = [name for name in measures if name in NEED_REFERENCE]
@@ -81,9 +89,10 @@ class Monitor:
         self.plan = Plan(tuple(measures), rank, drop)
         self.matrices, self.largest = tuple(matrices), largest
         self.ratio, self.budget = 10 ** (1 / per_decade), budget
-        self.heads, self.groups, self.config = heads, groups, dict(config or {})
+        self.heads, self.stack, self.config = heads, stack, dict(config or {})
         self.stopwatch = stopwatch
         self.last_step: int | None = None
+        self.measured: int | None = None  # the last step whose weights were measured
         self.next_step = 0
         self.started: float | None = None
         self.spent = 0.0
@@ -100,10 +109,12 @@ class Monitor:
             return False
         if self.started is None:
             return True
-        return self.spent <= self.budget * (self.stopwatch() - self.started)
+        return self.spent <= self.budget * (self.stopwatch() - self.started) + ALLOWANCE
 
-    def __call__(self, step: Any, *, loss: Any = None, weights: Any = None) -> None:
-        """Note the loss of a step, and measure the weights if it is their turn."""
+    def __call__(
+        self, step: Any, *, loss: Any = None, weights: Any = None, last: bool = False
+    ) -> None:
+        """Note the loss of a step, and measure the weights if it is their turn, or the last."""
         step = _whole(step)
         if self.last_step is not None and step < self.last_step:
             raise ValueError(
@@ -117,7 +128,7 @@ class Monitor:
             self._pending.append((step, scalar_loss(step, loss)))
             if len(self._pending) >= PENDING:
                 self._read_losses()
-        if weights is not None and self.due(step):
+        if weights is not None and ((last and step != self.measured) or self.due(step)):
             self._measure(step, weights)
         if self._line is not None and (step == 0 or self._line.stale(self.stopwatch())):
             self._line.show(self.line())
@@ -186,19 +197,25 @@ class Monitor:
 
     def _measure(self, step: int, weights: Any) -> None:
         began = self.stopwatch()
-        arrays = named_arrays(weights)
-        source = Arrays(arrays, self.config)
+        source = Arrays(named_arrays(weights), self.config or settings_of(weights))
+        first = self.table is None
         if self.table is None:
-            try:
-                layout = find_layout(source, heads=self.heads, groups=self.groups)
-                self.table = Table(self.plan, layout)
-            except CheckpointError as reason:
-                self.table = MatrixTable(self.plan, self.matrices, self.largest, str(reason))
-            self.table.add(step, source)
-        else:
-            self.table.add(step, source)
+            self.table = self._table(source)
+        self.table.add(step, source)
+        if not first:
             self.spent += self.stopwatch() - began
+        self.measured = step
         self.next_step = max(step + 1, math.ceil(step * self.ratio))
+
+    def _table(self, source: Arrays) -> Table | MatrixTable:
+        try:
+            return Table(self.plan, find_layout(source, heads=self.heads, stack=self.stack))
+        except NoAttentionError as error:
+            reason = str(error)
+        except CheckpointError as error:  # there is attention, but it cannot be cut into heads
+            reason = str(error)
+            warnings.warn(f"{reason}; plain matrices are measured instead", stacklevel=4)
+        return MatrixTable(self.plan, self.matrices, self.largest, reason)
 
     def _read_losses(self) -> None:
         for step, loss in self._pending:
@@ -227,45 +244,3 @@ def _whole(step: Any) -> int:
     if number < 0:
         raise ValueError(f"steps count from 0, got {number}")
     return number
-
-
-class TrainerCallback:
-    """A `Monitor` as a callback of the Hugging Face Trainer: `Trainer(callbacks=[this])`.
-
-    It has the methods the Trainer calls and inherits nothing, so that transformers is not
-    imported. Losses are those the Trainer logs; weights are read only when due.
-    """
-
-    def __init__(self, monitor: Monitor) -> None:
-        self.monitor = monitor
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **context: Any) -> None:
-        """Take the head counts from the model's settings."""
-        config = getattr(context.get("model"), "config", None)
-        if config is not None and not self.monitor.config:
-            self.monitor.config = config.to_dict()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
-        """Measure the weights."""
-        model = context.get("model")
-        if model is not None and self._leads(state) and self.monitor.due(state.global_step):
-            self.monitor(state.global_step, weights=model.state_dict)
-
-    def on_log(self, args: Any, state: Any, control: Any, **context: Any) -> None:
-        """Note the loss."""
-        logs = context.get("logs") or {}
-        if "loss" in logs and self._leads(state):
-            self.monitor(state.global_step, loss=logs["loss"])
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
-        """Release the terminal line."""
-        self.monitor.close()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("on_"):  # every other event
-            return lambda *_, **__: None
-        raise AttributeError(name)
-
-    @staticmethod
-    def _leads(state: Any) -> bool:
-        return bool(getattr(state, "is_world_process_zero", True))

@@ -13,7 +13,8 @@ import xarray as xr
 from jaxtyping import Array
 
 from iclflow.checkpoints.files import AbstractSource, CheckpointError
-from iclflow.checkpoints.layouts import AbstractLayout, find_layout
+from iclflow.checkpoints.integrity import check_series
+from iclflow.checkpoints.layouts import Layout, find_layout
 from iclflow.checkpoints.measures import CIRCUITS, DEFAULT_MEASURES, Plan, Table
 from iclflow.checkpoints.series import Checkpoint
 from iclflow.diagnostics.detectors import time_curvature
@@ -29,7 +30,7 @@ def measure_series(
     drop: int = 1,
     extra: Mapping[str, Callable[[FactoredMatrix], Array]] | None = None,
     heads: int | None = None,
-    groups: int | None = None,
+    stack: str | None = None,
     keep_going: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> xr.Dataset:
@@ -38,22 +39,26 @@ def measure_series(
     - `measures`: names from `MEASURES`; distances are to the last checkpoint of the series,
       `step_distance` to the one before. `rank` is the size k of the subspaces.
     - `extra`: further measures, name -> function of one head's `FactoredMatrix`.
-    - `heads`, `groups`: numbers of heads and of key-value heads, where no config.json says.
+    - `heads`: their number, where no config.json says.
+    - `stack`: part of the names of the layers to measure, where a model has several stacks of
+      them, such as an encoder and a decoder.
     - `keep_going`: leave out a checkpoint that cannot be read; attribute `problems` says why.
 
-    The result has dimensions (step, circuit, layer, head).
+    The result has dimensions (step, circuit, layer, head). Attribute `integrity` names the steps
+    whose weights are those of another step, or out of line with their neighbours' (`check_series`).
     """
     plan = Plan(tuple(measures), rank, drop, tuple((extra or {}).items()))
     if not series:
         raise ValueError("no checkpoints to measure")
     problems: list[str] = []
     ordered = sorted(series, key=lambda checkpoint: checkpoint.step)
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as exits:
         reference, last, layout = _reference(
-            stack, ordered, heads, groups, problems if keep_going else None
+            exits, ordered, heads, stack, problems if keep_going else None
         )
         table = Table(plan, layout)
         notes = layout.notes(last)
+        doubts = check_series(ordered, layout)
         for number, checkpoint in enumerate(ordered):
             if progress is not None:
                 progress(number, len(ordered), checkpoint.label)
@@ -61,7 +66,7 @@ def measure_series(
                 continue  # newer than the last readable one, and already reported
             try:
                 with _opened(checkpoint, reference, last) as source:
-                    _check_layout(checkpoint, source, layout, heads, groups)
+                    _check_layout(checkpoint, source, layout, heads, stack)
                     table.add(checkpoint.step, source, last)
             except CheckpointError as error:
                 if not keep_going:
@@ -72,23 +77,24 @@ def measure_series(
         "reference_step": reference.step,
         "notes": json.dumps(notes),
         "problems": json.dumps(problems),
+        "integrity": json.dumps(doubts),
     }
     return data
 
 
 def _reference(
-    stack: contextlib.ExitStack,
+    exits: contextlib.ExitStack,
     ordered: Sequence[Checkpoint],
     heads: int | None,
-    groups: int | None,
+    stack: str | None,
     problems: list[str] | None,
-) -> tuple[Checkpoint, AbstractSource, AbstractLayout]:
+) -> tuple[Checkpoint, AbstractSource, Layout]:
     """The last checkpoint that can be read all through, kept open."""
     for checkpoint in reversed(ordered):
         with contextlib.ExitStack() as trial:
             try:
                 source = trial.enter_context(checkpoint.open())
-                layout = find_layout(source, heads=heads, groups=groups)
+                layout = find_layout(source, heads=heads, stack=stack)
                 for layer in layout.layers:
                     layout.heads_of(source, layer)
             except CheckpointError as error:
@@ -96,7 +102,7 @@ def _reference(
                     raise
                 problems.append(f"step {checkpoint.step}: {error}")
                 continue
-            stack.push(trial.pop_all())
+            exits.push(trial.pop_all())
             return checkpoint, source, layout
     raise CheckpointError("no checkpoint can be read: " + "; ".join(problems or []))
 
@@ -115,11 +121,11 @@ def _opened(
 def _check_layout(
     checkpoint: Checkpoint,
     source: AbstractSource,
-    layout: AbstractLayout,
+    layout: Layout,
     heads: int | None,
-    groups: int | None,
+    stack: str | None,
 ) -> None:
-    found = find_layout(source, heads=heads, groups=groups)
+    found = find_layout(source, heads=heads, stack=stack)
     missing = sorted(set(layout.layers) - set(found.layers))
     if type(found) is type(layout) and missing:
         layer = missing[0]
@@ -135,12 +141,19 @@ def _check_layout(
 def mark_stages(data: xr.Dataset, *, steps: Any = None, losses: Any = None) -> xr.Dataset:
     """The same Dataset with marks of the drops: variables `mark` and `mark_source`.
 
-    Drops of the loss (if given), drops of the mean subspace distance of each circuit, and peaks
-    of the curvature of its mean norm (needs 8 steps past 0).
+    Drops of the loss, drops of the mean subspace distance of each circuit, and peaks of the
+    curvature of its mean norm (needs 8 steps past 0). If they are given, the losses are kept as
+    `loss` over `loss_step`, and their stages in words as the attribute `stages`.
     """
     marks: list[tuple[float, str]] = []
     if losses is not None:
-        marks += [(drop.time, "loss") for drop in find_stages(steps, losses).drops]
+        stages = find_stages(steps, losses)
+        marks += [(drop.time, "loss") for drop in stages.drops]
+        at = ("loss_step", np.asarray(steps, float), {"long_name": "step", "units": "1"})
+        about = {"long_name": "training loss", "units": "1"}
+        data = data.assign_coords(loss_step=at)
+        data = data.assign(loss=("loss_step", np.asarray(losses, float), about))
+        data.attrs["stages"] = json.dumps(stages.lines())
     at = np.asarray(data["step"], float)
     for circuit in CIRCUITS:
         for name in ("subspace_distance", "norm"):

@@ -12,7 +12,10 @@ from iclflow.checkpoints.files import (
     AbstractSource,
     CheckpointError,
     open_checkpoint,
+    read_json,
 )
+
+WEIGHTS = (".safetensors", ".npz", *PICKLES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +46,20 @@ def step_of(name: str) -> int | None:
     return int(numbers[-1]) if numbers else None
 
 
+def step_said(path: Path) -> int | None:
+    """The step in a Trainer's state beside the weights, or after a word for it in the name."""
+    state = path / "trainer_state.json"
+    if state.is_file():
+        return int(read_json(state).get("global_step", 0))
+    named = re.search(r"(?:step|checkpoint|ckpt|iter|epoch)s?[-_=]?(\d+)|^(\d+)$", path.stem)
+    return int(named[1] or named[2]) if named else None
+
+
 def find_series(*paths: str | Path) -> list[Checkpoint]:
     """The checkpoints under these paths, in order of their step.
 
-    - one folder: its sub-folders, or its files, with a step in their name;
+    - one folder: its sub-folders, or its files, with a step in their name. Of a Trainer's folder
+      the `checkpoint-*`, and the weights beside them where its state says they are later;
     - a pattern: `runs/step*/model.safetensors` or `runs/step{step}.npz`, where the step is the
       part that varies (`{step}`, or the first `*`);
     - several paths: one checkpoint each.
@@ -95,11 +108,17 @@ def _matching(pattern: str) -> list[tuple[int, Path]]:
 def _inside(path: Path) -> list[tuple[int, Path]]:
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder")
-    if path.is_file() or _is_checkpoint(path):
-        return [(step_of(path.name) or 0, path)]
+    if path.is_file():
+        return [(step_said(path) or 0, path)]
     folders = [p for p in path.iterdir() if p.is_dir() and step_of(p.name) is not None]
-    known = (".safetensors", ".npz", *PICKLES)
-    files = [p for p in path.iterdir() if p.suffix in known and step_of(p.name) is not None]
+    folders = [p for p in folders if _holds_weights(p)] or folders
+    if _is_checkpoint(path):
+        saved = [(_step(p), p) for p in folders if _holds_weights(p)]
+        last = step_said(path)
+        if not saved or (last is not None and last > max(saved)[0]):
+            saved.append((last or 0, path))
+        return saved
+    files = [p for p in path.iterdir() if p.suffix in WEIGHTS and step_of(p.name) is not None]
     chosen = folders if folders else files
     if not chosen:
         raise CheckpointError(
@@ -107,6 +126,16 @@ def _inside(path: Path) -> list[tuple[int, Path]]:
             f"step512.npz)"
         )
     return [(_step(p), p) for p in chosen]
+
+
+def has_checkpoints(folder: Path) -> bool:
+    """Whether there are weights in a folder, or in those inside it."""
+    inside = [p for p in folder.iterdir() if p.is_dir()]
+    return any(_holds_weights(place) for place in (folder, *inside))
+
+
+def _holds_weights(folder: Path) -> bool:
+    return any(file.suffix in (*WEIGHTS, ".npy") for file in folder.iterdir())
 
 
 def _is_checkpoint(folder: Path) -> bool:

@@ -2,6 +2,8 @@
 
 import argparse
 import importlib
+import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -85,6 +87,18 @@ def program() -> NoReturn:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    try:
+        try:
+            return _main(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Who read us, such as `head`, has what it wanted; the rest is said to no one.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
         build_parser().print_help()
@@ -94,6 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with interruptible() as signals:
         try:
             return run_command(given)
+        except BrokenPipeError:
+            raise
         except (ValueError, OSError, OverflowError, ModuleNotFoundError) as error:
             fail(str(error))
         except MemoryError as error:

@@ -13,6 +13,9 @@ import numpy as np
 @contextmanager
 def progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[float, float], None]]:
     """A Rich progress bar on stderr; gives a function (done, total) to call."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -22,7 +25,6 @@ def progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[float, fl
         TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
-        disable=quiet or not sys.stderr.isatty(),
     )
     with bar:
         task = bar.add_task(label, total=None)

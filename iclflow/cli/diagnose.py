@@ -1,8 +1,9 @@
 """What a model is doing: stages, in-context algorithms and geometry of a run or of checkpoints.
 
-RUN.nc (from `simulate --out`): one line per stage with the in-context
-algorithm. LOSS.csv (columns step, loss): its plateaus, and the theory's levels and next drop.
-Anything else, or --hf: a series of checkpoints, safetensors or NumPy, head by head.
+RUN.nc (from `simulate --out`): one line per stage with the in-context algorithm. A log of losses
+(CSV, trainer_state.json, TensorBoard, W&B, MLflow): its plateaus, and the theory's levels and next
+drop. Anything else, or --hf: a series of checkpoints, head by head, with the loss of the log that
+lies in the same folder.
 """
 
 import argparse
@@ -22,18 +23,20 @@ EXAMPLES = """examples:
   iclflow diagnose run.nc --plot run.png
   iclflow diagnose run.nc --test-context 100 --test-scale 2          # on shifted prompts
   iclflow diagnose loss.csv --spectrum 0.4,0.3,0.2,0.1 --context 31 --rate 0.1 --scale 0.01
+  iclflow diagnose runs/events.out.tfevents.1 --column train/loss
+  iclflow diagnose trainer_output --plot run.png                     # weights, loss and stages
   iclflow diagnose 'checkpoints/step*/model.safetensors' --plot heads.png --keep-going
   iclflow diagnose --hf EleutherAI/pythia-70m --revisions step0,step512,step143000
 
-Checkpoints: GPT-2, GPT-NeoX/Pythia, Llama and TransformerLens names. Pickles are never loaded.
+Checkpoints: safetensors or NumPy, 22 families of names. Pickles are never loaded.
 """
 
 
 # Options that concern one kind of input alone, and what they are where they are not given.
 RUN = {"prompts": 2000, "test_context": None, "test_spectrum": None, "test_scale": 1.0}
-SERIES = {"hf": None, "revisions": None, "measures": None, "subspace": 8, "groups": None}
-SERIES |= {"show": None, "keep_going": False}
-CURVE = {"rate": None, "starts": 32, "convention": "iclflow", "floor": 0.0}
+SERIES = {"hf": None, "revisions": None, "measures": None, "subspace": 8, "stack": None}
+SERIES |= {"show": None, "keep_going": False, "log": None, "column": None}
+CURVE = {"rate": None, "starts": 32, "convention": "iclflow", "floor": 0.0, "column": None}
 THEORY = {name: None for name, (_, about) in described().items() if about.group in (TASK, MODEL)}
 
 
@@ -58,11 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     series.add_argument("--revisions", type=names, help="of --hf, e.g. step0,step512")
     series.add_argument("--measures", type=names, help="e.g. norm,effective_rank,stable_rank")
     series.add_argument("--subspace", type=positive, help="dimension (8)")
-    series.add_argument("--groups", type=positive, help="key-value heads, if no config says")
+    series.add_argument("--stack", help="which layers, where there are several stacks: encoder")
+    series.add_argument("--log", help="of the losses, if it is not in the folder")
     series.add_argument("--show", help="the measure to draw (the first)")
     series.add_argument("--keep-going", action="store_const", const=True,
                         help="leave out broken checkpoints (then exit code 1)")  # fmt: skip
     curve = parser.add_argument_group("a loss curve")
+    curve.add_argument("--column", help="the loss among the columns or tags of a log")
     curve.add_argument("--rate", type=above_zero, help="learning rate")
     curve.add_argument("--starts", type=typed(int, least=1, most=4096), help="drawn starts (32)")
     curve.add_argument("--convention", choices=("iclflow", "published"),
@@ -95,16 +100,25 @@ def run(args: argparse.Namespace) -> int:
         prepare(args, "checkpoints", SERIES, {"heads": None})
         return diagnose_checkpoints(args)
     if not args.paths:
-        raise ValueError("name a run (.nc), a loss curve (.csv) or checkpoints")
-    kinds = {Path(path).suffix.lower() for path in args.paths}
-    for suffix, handler, kind, mine in (
-        (".nc", diagnose_our_runs, "a run", (RUN,)),
-        (".csv", diagnose_a_curve, "a loss curve", (CURVE, THEORY)),
+        raise ValueError("name a run (.nc), a log of losses or checkpoints")
+    for belongs, handler, kind, mine in (
+        (lambda path: path.suffix.lower() == ".nc", diagnose_our_runs, "a run", (RUN,)),
+        (holds_losses_alone, diagnose_a_curve, "a loss curve", (CURVE, THEORY)),
     ):
-        if suffix in kinds:
+        if any(belongs(Path(path)) for path in args.paths):
             if len(args.paths) > 1:
-                raise ValueError(f"one {suffix} file at a time, got {len(args.paths)} paths")
+                raise ValueError(f"{kind}: one file at a time, got {len(args.paths)} paths")
             prepare(args, kind, *mine)
             return handler(args)
     prepare(args, "checkpoints", SERIES, {"heads": None})
     return diagnose_checkpoints(args)
+
+
+def holds_losses_alone(path: Path) -> bool:
+    """A log, or a folder with a log and no weights."""
+    from iclflow.checkpoints.series import has_checkpoints
+    from iclflow.diagnosis.logs import find_log, is_log
+
+    if path.is_dir():
+        return not has_checkpoints(path) and find_log(path) is not None
+    return is_log(path)

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from iclflow.cli.console import progress
@@ -26,11 +27,12 @@ def diagnose_checkpoints(args: argparse.Namespace) -> int:
             measures=measures,
             rank=args.subspace,
             heads=args.heads,
-            groups=args.groups,
+            stack=args.stack,
             keep_going=args.keep_going,
             progress=lambda done, total, label: report(done, total),
         )
-    data = checkpoints.mark_stages(data)
+    losses = losses_beside(args)
+    data = checkpoints.mark_stages(data, **losses)
     problems = json.loads(data.attrs["problems"])
     last = data.isel(step=-1).mean(("layer", "head"))
     summary = {
@@ -40,6 +42,9 @@ def diagnose_checkpoints(args: argparse.Namespace) -> int:
         "heads": data.sizes["head"],
         "notes": json.loads(data.attrs["notes"]),
         "problems": problems,
+        "integrity": json.loads(data.attrs["integrity"]),
+        "stages": json.loads(data.attrs.get("stages", "[]")),
+        "log": str(args.log) if losses else None,
         "marks": [
             {"step": float(t), "source": str(s)}
             for t, s in zip(data["mark"].values, data["mark_source"].values, strict=True)
@@ -52,11 +57,32 @@ def diagnose_checkpoints(args: argparse.Namespace) -> int:
     finish(args, data, summary, "checkpoints_figure", args.show or measures[0])
     if not args.json:
         show_checkpoints(summary)
-    if problems:
-        for problem in problems:
-            print(f"iclflow: {problem}", file=sys.stderr)
+    for doubt in summary["integrity"]:
+        print(f"iclflow: warning: {doubt}", file=sys.stderr)
+    for problem in problems:
+        print(f"iclflow: {problem}", file=sys.stderr)
     # As for a report some of whose figures failed: 1 is a result with parts missing, 2 is none.
     return 1 if problems else 0
+
+
+def losses_beside(args: argparse.Namespace) -> dict[str, Any]:
+    """Steps and losses of --log, or of the log in the folder of the checkpoints."""
+    from iclflow.diagnosis import find_log, read_curve
+
+    asked = args.log is not None
+    if not asked:
+        folders = [Path(path) for path in args.paths if Path(path).is_dir()]
+        args.log = next((log for log in map(find_log, folders) if log is not None), None)
+    if args.log is None:
+        return {}
+    try:
+        steps, losses = read_curve(args.log, args.column)
+    except ValueError as error:
+        if asked:
+            raise
+        print(f"iclflow: warning: without a loss: {error}", file=sys.stderr)
+        return {}
+    return {"steps": steps, "losses": losses}
 
 
 def show_checkpoints(summary: dict[str, Any]) -> None:
@@ -69,6 +95,8 @@ def show_checkpoints(summary: dict[str, Any]) -> None:
     for name, values in summary["last"].items():
         shown = ", ".join(f"{circuit} {value:.4g}" for circuit, value in values.items())
         print(f"{name} at the end, mean over heads: {shown}")
+    for line in summary["stages"]:
+        print(f"loss, {line}")
     for name, note in summary["notes"].items():
         print(f"{name}: {note}")
     for mark in summary["marks"]:

@@ -12,7 +12,7 @@ def diagnose_a_curve(args: argparse.Namespace) -> int:
     from iclflow.diagnosis import diagnose_curve, read_curve
     from iclflow.diagnostics import Clock
 
-    steps, losses = read_curve(args.paths[0])
+    steps, losses = read_curve(args.paths[0], args.column)
     task, starts, rate = theory_of(args)
     found = diagnose_curve(
         steps, losses - args.floor, task=task, starts=starts, rate=rate, clock=Clock(args.clock)

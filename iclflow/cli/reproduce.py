@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -154,9 +154,8 @@ def watching(names: list[str], *, quiet: bool) -> Iterator[Callable[..., None]]:
         TextColumn("{task.fields[state]}"),
         TimeElapsedColumn(),
         console=Console(stderr=True),
-        disable=not terminal,
     )
-    with bar:
+    with bar if terminal else nullcontext():
         tasks = {name: bar.add_task(name, total=1.0, start=False, state="") for name in names}
 
         def watch(name: str, done: float, found: Any) -> None:

@@ -1,8 +1,6 @@
 """Somebody's loss curve beside the theory: which plateau is it on, when does the next drop come."""
 
-import csv
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,36 +12,8 @@ from iclflow.models import AbstractModel
 from iclflow.tasks.task import Task
 from iclflow.theory import Modes, plateau_losses, predict, visited_levels
 
-LARGEST = 2**30  # bytes of a loss curve
 QUANTILES = (0.1, 0.5, 0.9)
 MATCH = 0.25  # of the distance between two levels: a plateau farther from both is on neither
-
-
-def read_curve(path: Path | str) -> tuple[np.ndarray, np.ndarray]:
-    """Columns `step` and `loss` of a CSV file with a header line."""
-    if not Path(path).is_file() or Path(path).stat().st_size > LARGEST:
-        raise ValueError(f"{path} is no file, or too large for a loss curve")
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.reader(file))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} is not a text file of columns ({error})") from None
-    header = [name.strip().lower() for name in rows[0]] if rows else []
-    if "step" not in header or "loss" not in header:
-        raise ValueError(f"{path}: the first line must name the columns step and loss")
-    columns = [header.index("step"), header.index("loss")]
-    values = []
-    for number, row in enumerate(rows[1:], start=2):
-        if not any(cell.strip() for cell in row):
-            continue
-        try:
-            values.append([float(row[column]) for column in columns])
-        except (ValueError, IndexError):
-            raise ValueError(f"{path}, line {number}: step and loss must be numbers") from None
-    if len(values) < 3:
-        raise ValueError(f"{path}: a loss curve needs at least 3 points, got {len(values)}")
-    steps, losses = np.array(values).T
-    return steps, losses
 
 
 def diagnose_curve(

@@ -80,3 +80,14 @@ class Stages:
             f"confidence {p.confidence:.2f}"
             for i, p in enumerate(self.plateaus)
         ]
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{i}</td><td>{p.start:.6g}</td><td>{p.end:.6g}</td><td>{p.level:.6g}</td>"
+            f"<td>{p.confidence:.2f}</td></tr>"
+            for i, p in enumerate(self.plateaus)
+        )
+        names = ("plateau", "start", "end", "loss", "confidence")
+        header = "".join(f"<th>{name}</th>" for name in names)
+        drops = ", ".join(f"{drop.time:.6g}" for drop in self.drops) or "none"
+        return f"<b>Stages</b>, drops at: {drops}<table><tr>{header}</tr>{rows}</table>"

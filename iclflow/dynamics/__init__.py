@@ -9,6 +9,7 @@ from iclflow.dynamics.optimisers import AbstractOptimiser as AbstractOptimiser
 from iclflow.dynamics.optimisers import Adam as Adam
 from iclflow.dynamics.optimisers import GradientDescent as GradientDescent
 from iclflow.dynamics.optimisers import Momentum as Momentum
+from iclflow.dynamics.optimisers import Optax as Optax
 from iclflow.dynamics.sharpness import reference_minimum as reference_minimum
 from iclflow.dynamics.sharpness import sharpness as sharpness
 from iclflow.dynamics.sharpness import stable_rate as stable_rate

@@ -11,6 +11,7 @@ from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
+from iclflow.results.display import short
 from iclflow.results.trajectory import Trajectory
 
 Recorder = Callable[[AbstractModel, AbstractLoss], PyTree[Array]]
@@ -24,6 +25,9 @@ class AbstractDynamics(eqx.Module):
 
     # Fields of the state that all runs of a batch share, so that a loop needs no test a run.
     shared: ClassVar[tuple[str, ...]] = ()
+
+    def __repr__(self) -> str:
+        return short(self)
 
     @abc.abstractmethod
     def init(self, loss: AbstractLoss, model: AbstractModel, key: PRNGKeyArray) -> Any:

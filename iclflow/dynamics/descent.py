@@ -6,12 +6,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from iclflow.dynamics.base import AbstractDynamics, Recorder
 from iclflow.dynamics.loop import repeat
-from iclflow.dynamics.optimisers import AbstractOptimiser, GradientDescent
+from iclflow.dynamics.optimisers import AbstractOptimiser, GradientDescent, Optax
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
 from iclflow.results.trajectory import RESULTS, Trajectory, log_steps
@@ -61,7 +62,8 @@ class Descent(AbstractDynamics):
     """Updates at learning rate η; gradient descent advances t/τ by 2η a step (10).
 
     - `rate`: the learning rate η.
-    - `optimiser`: the update rule; gradient descent if omitted.
+    - `optimiser`: the update rule; gradient descent if omitted. A function of Optax that makes
+      one at a given rate, such as `optax.lion`, is taken as `Optax(optax.lion)`.
     """
 
     shared = ("step",)
@@ -69,10 +71,14 @@ class Descent(AbstractDynamics):
     rate: Float[Array, ""]
     optimiser: AbstractOptimiser
 
-    def __init__(self, rate: ArrayLike, optimiser: AbstractOptimiser | None = None) -> None:
+    def __init__(self, rate: ArrayLike, optimiser: Any = None) -> None:
         """Rate η and update rule."""
         self.rate = jnp.asarray(rate, dtype=float)
-        self.optimiser = GradientDescent() if optimiser is None else optimiser
+        optimiser = GradientDescent() if optimiser is None else optimiser
+        made = isinstance(optimiser, optax.GradientTransformation)
+        if made or (callable(optimiser) and not isinstance(optimiser, AbstractOptimiser)):
+            optimiser = Optax(optimiser)
+        self.optimiser = optimiser
 
     def __check_init__(self) -> None:
         if not isinstance(self.rate, Tracer) and not np.all(

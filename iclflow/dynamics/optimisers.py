@@ -1,6 +1,7 @@
 """Update rules of descent, as Optax transformations built from a rate that may be traced."""
 
 import abc
+from typing import Any
 
 import equinox as eqx
 import optax
@@ -62,3 +63,24 @@ class Adam(AbstractOptimiser):
         return optax.adamw(
             rate, b1=self.b1, b2=self.b2, eps=self.eps, weight_decay=self.weight_decay
         )
+
+
+class Optax(AbstractOptimiser):
+    """Any optimiser of Optax, made at the rate of the run; `Descent(1e-3, optax.lion)` makes one.
+
+    - `make`: rate -> transformation: a function of Optax, one of your own, or
+      `functools.partial(optax.lion, b1=0.95)`.
+    """
+
+    make: Any = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        if isinstance(self.make, optax.GradientTransformation) or not callable(self.make):
+            raise ValueError(
+                f"needed is a function that makes an optimiser from a rate, such as optax.adam or "
+                f"functools.partial(optax.adam, b1=0.5), got {type(self.make).__name__}; a "
+                f"transformation has a rate inside already"
+            )
+
+    def transformation(self, rate: Float[Array, ""]) -> optax.GradientTransformation:
+        return self.make(rate)

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from iclflow.linalg import contract
+from iclflow.results.display import short
 from iclflow.tasks.prompt import Prompt
 
 
@@ -179,6 +180,9 @@ class AbstractInitialiser(eqx.Module):
 
     The linear models start at init scale w: every layer's expected squared norm is w², (34)(36).
     """
+
+    def __repr__(self) -> str:
+        return short(self)
 
     @abc.abstractmethod
     def __call__(self, key: PRNGKeyArray) -> AbstractModel:

@@ -7,11 +7,10 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from iclflow.plots.levels import plot_levels
-from iclflow.plots.style import COLOURS, COLUMN, style
+from iclflow.plots.style import COLOURS, COLUMN, Figure, style
 
 SHADES = ("0.93", "0.84")
 EARLY = 0.05  # of the run
@@ -146,15 +145,20 @@ def _alignment(axes: Axes, found: xr.Dataset) -> None:
 def checkpoints_figure(
     data: xr.Dataset, measure: str, *, moments: int = 5, title: str = ""
 ) -> Figure:
-    """Heat maps layer x head at some steps, one row a circuit; curves over all steps below."""
+    """Heat maps layer x head at some steps, one row a circuit; curves over all steps below.
+
+    The training loss comes last, where it is known.
+    """
     steps = data["step"].values
     chosen = np.unique(np.linspace(0, len(steps) - 1, min(moments, len(steps))).round().astype(int))
     circuits = data["circuit"].values
     values = data[measure].values
     limits = (np.nanmin(values), np.nanmax(values)) if np.isfinite(values).any() else (0, 1)
     with style():
-        figure = Figure(figsize=(COLUMN * 2, COLUMN * 1.65))
-        grid = figure.add_gridspec(3, len(chosen), height_ratios=(1, 1, 1.3))
+        with_loss = "loss" in data
+        figure = Figure(figsize=(COLUMN * 2, COLUMN * (2.1 if with_loss else 1.65)))
+        heights = (1, 1, 1.3, 0.8) if with_loss else (1, 1, 1.3)
+        grid = figure.add_gridspec(len(heights), len(chosen), height_ratios=heights)
         image, panels = None, []
         for row, circuit in enumerate(circuits):
             for column, k in enumerate(chosen):
@@ -170,7 +174,10 @@ def checkpoints_figure(
         assert image is not None
         bar = figure.colorbar(image, ax=panels, pad=0.01, aspect=30)
         bar.set_label(data[measure].attrs.get("long_name", measure))
-        _curves(figure.add_subplot(grid[2, :]), data, measure)
+        curves = figure.add_subplot(grid[2, :])
+        _curves(curves, data, measure)
+        if with_loss:
+            _loss_below(figure.add_subplot(grid[3, :], sharex=curves), curves, data)
         figure.suptitle(title, fontsize=8)
     return figure
 
@@ -212,6 +219,19 @@ def _curves(axes: Axes, data: xr.Dataset, measure: str) -> None:
     axes.set_xlabel("step")
     axes.set_ylabel(f"{data[measure].attrs.get('long_name', measure)}\nmean over heads")
     axes.legend(ncols=3, fontsize=6, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+
+
+def _loss_below(axes: Axes, curves: Axes, data: xr.Dataset) -> None:
+    """The loss on the same steps, with its drops."""
+    axes.plot(data["loss_step"], data["loss"], color="black", linewidth=0.9)
+    for mark in data["mark"].values[data["mark_source"].values == "loss"]:
+        axes.axvline(mark, color="0.6", linewidth=0.7, zorder=0)
+    axes.set_ylabel("training loss")
+    axes.set_xlabel(curves.get_xlabel())
+    curves.set_xlabel("")
+    curves.tick_params(labelbottom=False)
+    ends = [*np.asarray(data["step"], float), *np.asarray(data["loss_step"], float)]
+    axes.set_xlim(min(ends), max(ends))
 
 
 def _layer_colours(layers: int) -> Sequence[str]:

@@ -3,9 +3,8 @@
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from iclflow.plots.style import COLOURS, COLUMN, THEORY, style
+from iclflow.plots.style import COLOURS, COLUMN, THEORY, Figure, style
 
 CURVES = {
     "loss": ("train", "black"),

@@ -5,10 +5,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from iclflow.plots.levels import plot_levels
-from iclflow.plots.style import COLOURS, COLUMN, LOSS, THEORY, TIME, style
+from iclflow.plots.style import COLOURS, COLUMN, LOSS, THEORY, TIME, Figure, style
 
 
 def loss_figure(

@@ -1,11 +1,12 @@
 """One matplotlib style, made for print and safe for colour-blind readers."""
 
+import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import matplotlib as mpl
-from matplotlib.figure import Figure
+from matplotlib import figure as mpl_figure
 from matplotlib.rcsetup import cycler
 
 # Okabe and Ito's palette without yellow, darkest contrast first.
@@ -41,6 +42,15 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
 }
+
+
+class Figure(mpl_figure.Figure):
+    """A figure that a notebook shows, whatever its backend."""
+
+    def _repr_png_(self) -> bytes:
+        picture = io.BytesIO()
+        self.savefig(picture, format="png", dpi=150)
+        return picture.getvalue()
 
 
 def mode_colour(mode: int) -> str:

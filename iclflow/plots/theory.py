@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import xarray as xr
-from matplotlib.figure import Figure
 
 from iclflow.plots.levels import LEVEL, plot_levels
 from iclflow.plots.style import (
@@ -15,6 +14,7 @@ from iclflow.plots.style import (
     PAPER,
     THEORY,
     TIME,
+    Figure,
     mode_colour,
     style,
 )  # fmt: skip

@@ -6,10 +6,9 @@ import numpy as np
 import xarray as xr
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from iclflow.plots.levels import plot_levels
-from iclflow.plots.style import COLOURS, HEAT, style
+from iclflow.plots.style import COLOURS, HEAT, Figure, style
 
 Update = Callable[[int], list[Artist]]  # frame number -> the artists that moved
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Attributes of a Dataset that are provenance, not settings.
 _PROVENANCE = {
     "content_key", "compute_seconds", "iclflow_version", "jax_version", "device", "python",
-    "Conventions", "settings", "quick", "figure",
+    "Conventions", "clock", "settings", "quick", "figure",
 }  # fmt: skip
 
 

@@ -40,6 +40,7 @@ def replace(dataset: xr.Dataset, path: Path | str) -> Path:
     encoding = {
         name: {"zlib": True, "complevel": 4} for name, v in dataset.items() if v.size > 1000
     }
+    dataset = dataset.assign_attrs({"Conventions": "CF-1.11"} | dataset.attrs)
     # Laid out in memory: HDF5 brings the process down when it meets a full disk.
     data = dataset.to_netcdf(engine="h5netcdf", encoding=encoding)
     with replacing(path) as partial:

@@ -134,7 +134,8 @@ def stamp(settings: Any) -> dict[str, str]:
         "jax_version": jax.__version__,
         "device": f"{jax.devices()[0].device_kind} ({jax.default_backend()})",
         "python": platform.python_version(),
-        "Conventions": "time is t/tau = 2 * rate * step; the loss has no factor 1/2",
+        "Conventions": "CF-1.11",
+        "clock": "time is t/tau = 2 * rate * step; the loss has no factor 1/2",
     }
 
 

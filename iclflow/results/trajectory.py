@@ -1,10 +1,13 @@
 """What a run returns: recorded quantities at saved times, and how the run ended."""
 
+import html
 from typing import Any
 
 import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
+
+from iclflow.results.display import html_table, is_concrete
 
 
 class RESULTS(eqx.Enumeration):
@@ -34,6 +37,30 @@ class Trajectory(eqx.Module):
         if name not in self.record:
             raise KeyError(f"{name!r} was not recorded; recorded: {', '.join(self.record)}")
         return self.record[name]
+
+    def __repr__(self) -> str:
+        if not is_concrete(self.step) or self.step.ndim != 1 or not self.step.size:
+            return super().__repr__()  # traced, or many runs at once
+        losses = np.asarray(self.record["loss"]) if "loss" in self.record else np.zeros(0)
+        known = losses[np.isfinite(losses)] if losses.ndim == 1 else np.zeros(0)
+        fell = f", loss {known[0]:.6g} to {known[-1]:.6g}" if known.size else ""
+        return (
+            f"Trajectory({self.step.size} points, steps {self.step[0]:g} to {self.step[-1]:g}"
+            f"{fell}, {RESULTS[self.result]} ({self.stopped:g}), "
+            f"recorded: {', '.join(self.record)})"
+        )
+
+    def _repr_html_(self) -> str:
+        if not is_concrete(self.step) or self.step.ndim != 1 or not self.step.size:
+            return f"<pre>{html.escape(repr(self))}</pre>"
+        scalars = {n: v for n, v in self.record.items() if np.shape(v) == self.step.shape}
+        places = np.unique(np.linspace(0, self.step.size - 1, 7).round().astype(int))
+        rows = [
+            (f"{self.time[i]:.5g}", f"{self.step[i]:g}", *(f"{v[i]:.6g}" for v in scalars.values()))
+            for i in places
+        ]
+        title = f"Trajectory: {RESULTS[self.result]}, at {self.stopped:g}"
+        return html_table(title, ("t/τ", "step", *scalars), rows)
 
     @property
     def loss(self) -> Float[Array, " T"]:

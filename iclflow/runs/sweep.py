@@ -115,7 +115,10 @@ def sweep(
         if results[-1].interrupted:
             break
     coordinates = {**axes, "seed": numbers.tolist()}
-    return assemble(results, coordinates, marks, about if settings is None else settings)
+    runs = assemble(results, coordinates, marks, about if settings is None else settings)
+    rate = getattr(dynamics, "rate", None)
+    # also where the settings leave it to be chosen
+    return runs if rate is None or "rate" in coordinates else runs.assign_attrs(rate=float(rate))
 
 
 def _seeds(seeds: int | Sequence[int]) -> np.ndarray:

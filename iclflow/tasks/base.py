@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Int, PRNGKeyArray
 
+from iclflow.results.display import short
 from iclflow.tasks.prompt import Prompt
 
 Values = ArrayLike | Sequence[Any]  # what a constructor turns into an array
@@ -36,6 +37,9 @@ class AbstractTask(eqx.Module):
     outputs: eqx.AbstractVar[int]
     context: eqx.AbstractVar[int]
     lengths: eqx.AbstractVar[tuple[int, ...]]
+
+    def __repr__(self) -> str:
+        return short(self)
 
     @abc.abstractmethod
     def sample(self, key: PRNGKeyArray) -> Prompt:

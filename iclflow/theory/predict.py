@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 
 from iclflow.losses import Population
 from iclflow.models import AbstractAttention, AbstractLinearModel, AbstractModel, Merged, Separate
+from iclflow.results.display import html_table
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.base import Curve, Times
 from iclflow.theory.drops.events import aligned_drops
@@ -49,6 +50,20 @@ class Prediction:
     engine: "AbstractEngine"
     curve: Callable[[Times], Curve]
     details: Staircase | VanishingLimit | WhiteCourse | None
+
+    def __repr__(self) -> str:
+        times, levels = (", ".join(f"{x:.6g}" for x in a) for a in (self.times, self.levels))
+        name = type(self.engine).__name__
+        return f"Prediction(times t/τ = [{times}], levels = [{levels}], engine={name})"
+
+    def _repr_html_(self) -> str:
+        heads = ["all"] * len(self.times) if self.heads is None else self.heads
+        rows = [
+            (i + 1, f"{time:.6g}", head, *(f"{x:.6g}" for x in self.levels[i : i + 2]))
+            for i, (time, head) in enumerate(zip(self.times, heads, strict=True))
+        ]
+        header = ("drop", "t/τ", "head", "loss before", "loss after")
+        return html_table(f"Prediction, assuming {self.assumes}", header, rows)
 
     @property
     def assumes(self) -> str:

@@ -2,11 +2,10 @@
 
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from iclflow.experiments.schematics.figure import draw_merged
 from iclflow.plots.levels import plot_levels
-from iclflow.plots.style import COLOURS, COLUMN, THEORY, TIME, style
+from iclflow.plots.style import COLOURS, COLUMN, THEORY, TIME, Figure, style
 
 
 def draw(data: xr.Dataset) -> Figure:

@@ -3,9 +3,8 @@
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from iclflow.plots.style import COLUMN, HEAT, style
+from iclflow.plots.style import COLUMN, HEAT, Figure, style
 
 NAMES = (r"$\mathbb{E}[y_q \mathbf{z}^\top]$",)
 NAMES += (r"$\mathbb{E}[y_q \mathbf{z}^\top]\,\mathbb{E}[\mathbf{z}\mathbf{z}^\top]^{-1}$",)

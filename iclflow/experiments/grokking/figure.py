@@ -5,11 +5,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from iclflow.plots.style import COLOURS, COLUMN, style
+from iclflow.plots.style import COLOURS, COLUMN, Figure, style
 
 _NAMES = {
     "effective_rank": "effective rank of OV",

@@ -3,9 +3,8 @@
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from iclflow.plots.style import COLOURS, THEORY, style
+from iclflow.plots.style import COLOURS, THEORY, Figure, style
 
 WINDOW = {"color": "#E69F00", "alpha": 0.25, "linewidth": 0}
 

@@ -4,11 +4,10 @@ import numpy as np
 import xarray as xr
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from iclflow.plots.levels import LEVEL
-from iclflow.plots.style import COLOURS, COLUMN, LOSS, THEORY, TIME, style
+from iclflow.plots.style import COLOURS, COLUMN, LOSS, THEORY, TIME, Figure, style
 
 # Name, colour and width: where curves coincide the wider ones show beside the narrower.
 _CURVES = {

@@ -4,10 +4,9 @@ import numpy as np
 import xarray as xr
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from iclflow.plots.levels import plot_levels
-from iclflow.plots.style import COLOURS, THEORY, TIME, side_by_side
+from iclflow.plots.style import COLOURS, THEORY, TIME, Figure, side_by_side
 
 NAME_APART = 3.5  # factor in time between the names of two drops
 

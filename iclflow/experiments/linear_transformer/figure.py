@@ -3,7 +3,6 @@
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from iclflow.plots.style import (
     COLOURS,
@@ -11,6 +10,7 @@ from iclflow.plots.style import (
     HEAT,
     PAPER,
     THEORY,
+    Figure,
     mode_colour,
     side_by_side,
     style,

@@ -3,10 +3,18 @@
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from iclflow.plots.levels import plot_levels
-from iclflow.plots.style import COLOURS, COLUMN, HALF_LOSS, PAPER, THEORY, side_by_side, style
+from iclflow.plots.style import (
+    COLOURS,
+    COLUMN,
+    HALF_LOSS,
+    PAPER,
+    THEORY,
+    Figure,
+    side_by_side,
+    style,
+)
 
 _MARK = {"color": "0.8", "linewidth": 0.5, "zorder": 0}
 

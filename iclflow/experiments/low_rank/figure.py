@@ -3,11 +3,10 @@
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from iclflow.plots.levels import LEVEL, plot_levels
-from iclflow.plots.style import COLOURS, COLUMN, LOSS, THEORY, TIME, style
+from iclflow.plots.style import COLOURS, COLUMN, LOSS, THEORY, TIME, Figure, style
 
 _QUIET = "0.45"
 FIRST = 300.0  # t/τ at which the axis begins; nothing happens before

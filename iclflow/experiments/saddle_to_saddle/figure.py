@@ -3,10 +3,9 @@
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from iclflow.plots.levels import plot_levels
-from iclflow.plots.style import COLOURS, COLUMN, HEAT, THEORY, TIME, style
+from iclflow.plots.style import COLOURS, COLUMN, HEAT, THEORY, TIME, Figure, style
 
 
 def draw_fig3(data: xr.Dataset) -> Figure:

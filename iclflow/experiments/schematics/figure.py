@@ -4,10 +4,9 @@ import numpy as np
 import xarray as xr
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Rectangle
 
-from iclflow.plots.style import COLOURS, COLUMN, HEAT, style
+from iclflow.plots.style import COLOURS, COLUMN, HEAT, Figure, style
 
 INK = "0.25"
 

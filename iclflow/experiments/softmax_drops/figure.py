@@ -1,11 +1,10 @@
 """Softmax versions of Figs 1 and 3: one drop with merged key and query, several with separate."""
 
 import xarray as xr
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from iclflow.plots.levels import LEVEL, plot_levels
-from iclflow.plots.style import COLOURS, COLUMN, LOSS, THEORY, TIME, style
+from iclflow.plots.style import COLOURS, COLUMN, LOSS, THEORY, TIME, Figure, style
 
 
 def draw(data: xr.Dataset) -> Figure:

@@ -2,10 +2,9 @@
 
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from iclflow.plots.levels import plot_levels
-from iclflow.plots.style import COLOURS, THEORY, TIME, side_by_side
+from iclflow.plots.style import COLOURS, THEORY, TIME, Figure, side_by_side
 
 
 def draw(data: xr.Dataset) -> Figure:

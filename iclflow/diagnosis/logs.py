@@ -1,0 +1,217 @@
+"""Loss curves as others log them: tables, JSON, a Trainer's state, TensorBoard, MLflow."""
+
+import csv
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from iclflow.diagnosis.tensorboard import read_events
+from iclflow.results.choices import nearest
+
+LARGEST = 2**30  # bytes of a log
+STEPS = ("step", "global_step", "_step", "trainer/global_step", "iteration", "iter", "steps")
+# what a training loss is called, the surest name first
+LOSSES = (
+    r"loss",
+    r"train(?:ing)?[/_ -]loss",
+    r"loss[/_ -]train(?:ing)?",
+    r"train(?:ing)?[/_ -]loss[/_ -]step",
+    r"loss[/_ -]step",
+    r"train(?:ing)?[/_ -]loss[/_ -]epoch",
+    r"value",  # the one column of an export of a single metric
+)
+OTHER = r"(?<![a-z])(val|valid|validation|eval|test|dev)(?![a-z])|__(min|max)$"  # not of training
+Points = list[tuple[float, float]]
+
+
+def is_log(path: Path | str) -> bool:
+    """Whether a file is a log of losses, by its name."""
+    path = Path(path)
+    return (
+        path.suffix.lower() in (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
+        or "tfevents" in path.name
+        or _of_mlflow(path)
+    )
+
+
+def _of_mlflow(path: Path) -> bool:
+    """A file of timestamp, value and step, in the folder `metrics` of a run."""
+    return path.suffix == "" and "metrics" in path.parts[:-1] and path.is_file()
+
+
+def find_log(folder: Path | str) -> Path | None:
+    """The log in a folder of a training: a Trainer's state, or else events or a table."""
+    folder = Path(folder)
+    states = [*folder.glob("trainer_state.json"), *folder.glob("checkpoint-*/trainer_state.json")]
+    if states:  # each has all that came before
+        return max(states, key=lambda state: _number_of_steps(_json(state)))
+    for pattern in ("*tfevents*", "metrics.csv", "metrics/loss", "metrics/train_loss"):
+        found = sorted(folder.rglob(pattern))
+        if found:
+            return found[-1]
+    return None
+
+
+def _number_of_steps(state: Any) -> int:
+    found = state.get("global_step") if isinstance(state, Mapping) else None
+    return found if isinstance(found, int) else 0
+
+
+def read_curve(path: Path | str, column: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and losses of a log, in order; of a step that is there twice, the last one written.
+
+    - a table (`.csv`, `.tsv`) with a header: ours, exports of TensorBoard, W&B, MLflow, Lightning;
+    - `trainer_state.json` of the Hugging Face Trainer; a list or lines of JSON objects;
+    - an event file of TensorBoard, a metric's file of MLflow, or a folder that holds a log.
+
+    `column` names the loss where it cannot be told: a column, a field or a tag. Cells that are
+    empty are left out.
+    """
+    path = Path(path)
+    whole = path.is_dir()
+    if whole:
+        found = find_log(path)
+        if found is None:
+            raise ValueError(f"{path}: no trainer_state.json, TensorBoard events or metrics.csv")
+        path = found
+    if not path.is_file() or path.stat().st_size > LARGEST:
+        raise ValueError(f"{path} is no file, or too large for a loss curve")
+    if whole and "tfevents" in path.name:  # a run that was taken up again has several
+        points = [p for f in sorted(path.parent.glob("*tfevents*")) for p in _points(f, column)]
+    else:
+        points = _points(path, column)
+    if len(points) < 3:
+        raise ValueError(f"{path}: a loss curve needs at least 3 points, got {len(points)}")
+    ordered = dict(sorted(dict(points).items()))  # dict: a later point takes the place of another
+    if len(ordered) < 3:
+        raise ValueError(f"{path}: a loss curve needs at least 3 steps, got {len(ordered)}")
+    return np.array(list(ordered), float), np.array(list(ordered.values()), float)
+
+
+def _points(path: Path, column: str | None) -> Points:
+    if "tfevents" in path.name:
+        events = {tag: points for tag, points in read_events(path).items() if points}
+        if not events:
+            raise ValueError(f"{path}: no scalars among the events")
+        return [(float(s), v) for s, v in events[_chosen(events, column, path)]]
+    if _of_mlflow(path):
+        rows = [line.split() for line in _text(path).splitlines() if line.strip()]
+        return _numbers(((row[2], row[1]) for row in rows if len(row) == 3), path)
+    if path.suffix.lower() in (".json", ".jsonl", ".ndjson"):
+        return _from_records(_records(path), column, path)
+    return _from_table(path, column)
+
+
+def _from_table(path: Path, column: str | None) -> Points:
+    text = _text(path)
+    first = text.partition("\n")[0]
+    separator = max(",;\t", key=first.count)
+    try:
+        rows = list(csv.reader(text.splitlines(), delimiter=separator))
+    except csv.Error as error:
+        raise ValueError(f"{path} is not a text file of columns ({error})") from None
+    header = [name.strip() for name in rows[0]] if rows else []
+    steps = _step_name(header, path)
+    losses = _chosen([name for name in header if name != steps], column, path)
+    places = header.index(steps), header.index(losses)
+    cells = ([row[place] if place < len(row) else "" for place in places] for row in rows[1:])
+    return _numbers(cells, path)
+
+
+def _from_records(records: list[Mapping[str, Any]], column: str | None, path: Path) -> Points:
+    names = list(dict.fromkeys(name for record in records for name in record))
+    steps = _step_name(names, path)
+    numeric = [n for n in names if n != steps and any(_number(r.get(n)) for r in records)]
+    losses = _chosen(numeric, column, path)
+    return _numbers(((r.get(steps, ""), r.get(losses, "")) for r in records), path)
+
+
+def _records(path: Path) -> list[Mapping[str, Any]]:
+    if path.suffix.lower() == ".json":
+        found = _json(path)
+        found = found.get("log_history", found) if isinstance(found, Mapping) else found
+    else:
+        try:
+            found = [json.loads(line) for line in _text(path).splitlines() if line.strip()]
+        except ValueError as error:
+            raise ValueError(f"{path}: not lines of JSON ({error})") from None
+    if not isinstance(found, list) or not all(isinstance(r, Mapping) for r in found) or not found:
+        raise ValueError(f"{path}: needed log_history, or a list of objects with step and loss")
+    return found
+
+
+def _step_name(names: list[str], path: Path) -> str:
+    for wanted in STEPS:
+        for name in names:
+            if name.lower() == wanted:
+                return name
+    shown = ", ".join(names[:8])
+    raise ValueError(f"{path}: no column for the step ({', '.join(STEPS[:4])}) among {shown}")
+
+
+def _chosen(names: Iterable[str], column: str | None, path: Path) -> str:
+    """The name of the loss: the one asked for, or the surest; where several are alike, ask."""
+    names = list(names)
+    if column is not None:
+        if column not in names:
+            raise ValueError(
+                f"{path}: no column {column!r}{nearest(column, names)}; {_list(names)}"
+            )
+        return column
+    ours = [name for name in names if not re.search(OTHER, name, flags=re.I)]
+    for pattern in LOSSES:
+        # W&B puts the name of the run before that of the metric
+        found = [n for n in ours if re.fullmatch(rf"(.* - )?{pattern}", n.strip(), flags=re.I)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ValueError(
+                f"{path}: {len(found)} columns may be the loss ({', '.join(found[:4])}); "
+                f"choose one: --column {found[0]!r}"
+            )
+    loose = [name for name in ours if "loss" in name.lower()]
+    if len(loose) == 1:
+        return loose[0]
+    raise ValueError(f"{path}: which column is the loss? Choose one with --column; {_list(names)}")
+
+
+def _list(names: list[str]) -> str:
+    return "there are " + ", ".join(names[:12])
+
+
+def _number(cell: Any) -> bool:
+    return isinstance(cell, int | float) and not isinstance(cell, bool)
+
+
+def _numbers(cells: Iterable[Iterable[Any]], path: Path) -> Points:
+    """Pairs of numbers; a pair with an empty cell is left out."""
+    points = []
+    for number, (step, loss) in enumerate(cells, start=2):
+        if step is None or loss is None or not str(step).strip() or not str(loss).strip():
+            continue
+        try:
+            pair = float(step), float(loss)
+        except (TypeError, ValueError):
+            raise ValueError(f"{path}, line {number}: step and loss must be numbers") from None
+        if math.isfinite(pair[0]):
+            points.append(pair)
+    return points
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a text file of columns ({error})") from None
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON ({error})") from None
