@@ -5,6 +5,7 @@ from iclflow import diagnosis as diagnosis
 from iclflow import diagnostics as diagnostics
 from iclflow import dynamics as dynamics
 from iclflow import experiments as experiments
+from iclflow import explorer as explorer
 from iclflow import losses as losses
 from iclflow import models as models
 from iclflow import plots as plots
@@ -26,6 +27,7 @@ from iclflow.dynamics import Optax as Optax
 from iclflow.dynamics import sharpness as sharpness
 from iclflow.dynamics import stable_rate as stable_rate
 from iclflow.dynamics.chebyshev import Chebyshev as Chebyshev
+from iclflow.explorer import explore as explore
 from iclflow.losses import AbstractFeatureMap as AbstractFeatureMap
 from iclflow.losses import AbstractLoss as AbstractLoss
 from iclflow.losses import AbstractPromptLoss as AbstractPromptLoss

@@ -24,6 +24,17 @@ def compute(*, quick=False, progress=None):
     return xr.Dataset({"loss": loss}, attrs=attributes)
 
 
+def compute_runs(*, quick=False, progress=None):
+    """Two runs with a drop, the theory that says so, and their plateaus."""
+    step = np.arange(400)
+    falls = 1 - 0.5 / (1 + np.exp((np.array([[100.0], [200.0]]) - step) / 5))
+    coordinates = {"time": 0.4 * step, "step": ("time", step), "seed": [0, 1]}
+    runs = dict.fromkeys(("loss", "theory"), (("seed", "time"), falls))
+    times = ("seed", [40.0, 80.0])
+    found = {**runs, "levels": ("level", [1.0, 0.5]), "drops": times}
+    return xr.Dataset(found, coordinates, attrs={"settings": "{}", "quick": quick})
+
+
 def compute_nothing(*, quick=False, progress=None):
     raise FloatingPointError("the loss\nis not a number")
 
@@ -55,7 +66,7 @@ def no_claims(data) -> list[Claim]:
 
 def draw(data) -> Drawing:
     figure = Drawing(figsize=(3.4, 2.4))
-    figure.subplots().plot(data["time"], data["loss"])
+    figure.subplots().plot(data["time"], data["loss"].values.T)
     return figure
 
 

@@ -248,7 +248,7 @@ class Reader(html.parser.HTMLParser):
             self.links.append(found["href"])
         if tag == "img":
             self.images.append(found)
-        if tag not in ("meta", "link", "img", "br"):
+        if tag not in ("meta", "link", "img", "input", "br"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):

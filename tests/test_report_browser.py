@@ -3,11 +3,13 @@
 import functools
 import http.server
 import threading
+import time
 
 import pytest
 import small_experiment as small
 from browser import CHROMIUM, Page
 
+from iclflow.experiments.entry import Live
 from iclflow.report.build import build
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
@@ -126,6 +128,67 @@ def test_a_figure_that_goes_on_says_so_and_the_navigation_is_as_wide(page, tmp_p
         assert page.evaluate(hints) == told
     wide = "document.querySelector('{}').clientWidth"
     assert page.evaluate(wide.format("nav")) >= page.evaluate(wide.format(".paper"))
+
+
+def test_runs_behind_a_figure_are_live(page, tmp_path):
+    runs = {"compute": small.HERE.compute_runs, "claims": small.HERE.no_claims}
+    live = Live("loss", "theory", "levels", "drops")
+    report = build([small.figure("live", **runs, live=live), small.figure("plain")], tmp_path)
+    page.open(report.index.as_uri(), width=1000)
+    words = "document.querySelector('#live-live output').textContent"
+    end = time.monotonic() + 10
+    while not page.evaluate(f"document.querySelector('#live-live output') && {words}"):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert page.evaluate(words).endswith("Drops of run 0 at 40 (predicted 40).")
+    assert page.evaluate("document.querySelectorAll('#live-live .levels line').length") == 2
+    page.evaluate("document.querySelectorAll('#live-live .chips button')[1].click()")
+    assert "Drops of run 1 at 80 (predicted 80)." in page.evaluate(words)
+    slide = "(s => { s.value = 3; s.dispatchEvent(new Event('input')) })"
+    page.evaluate(f"{slide}(document.querySelector('#live-live input'))")
+    assert page.evaluate(words).startswith("t/τ 1.2, loss 1.0000")
+    assert page.evaluate("document.querySelector('#plain-live')") is None
+    assert page.evaluate(BROKEN_IMAGES) == []  # the pictures stay, and are what is printed
+    page.ask("Emulation.setEmulatedMedia", media="print")
+    assert page.evaluate("getComputedStyle(document.querySelector('.live')).display") == "none"
+    page.ask("Emulation.setEmulatedMedia", media="")
+    ratio, where = page.evaluate(CONTRAST)
+    assert ratio >= 4.5, where
+
+
+def test_the_scorecard_filters_and_sorts_and_leads_to_code_and_control(page, report):
+    page.open(report.index.as_uri())
+    shown = (
+        "[...document.querySelectorAll('#claims tbody tr')].filter(r => !r.hidden).map(r => r.id)"
+    )
+    assert page.evaluate(shown) == ["claim-last", "claim-small", "claim-never"]
+    choose = "(e => { e.value = '%s'; e.dispatchEvent(new Event('input')) })"
+    page.evaluate(f"{choose % 'yes'}(document.getElementById('verdict'))")
+    assert page.evaluate(shown) == ["claim-last"]
+    page.evaluate(f"{choose % ''}(document.getElementById('verdict'))")
+    page.evaluate(f"{choose % 'BELOW'}(document.getElementById('find'))")
+    assert page.evaluate(shown) == ["claim-small"]
+    page.evaluate(f"{choose % ''}(document.getElementById('find'))")
+    head = (
+        "[...document.querySelectorAll('#claims thead button')].find(b => b.textContent === '{}')"
+    )
+    page.evaluate(head.format("Tolerance") + ".click()")
+    assert page.evaluate(shown) == ["claim-last", "claim-small", "claim-never"]
+    page.evaluate(head.format("Tolerance") + ".click()")
+    assert page.evaluate(shown) == ["claim-never", "claim-small", "claim-last"]
+    lines = []
+    for name in ("code", "control"):
+        links = "[...document.querySelectorAll('#claim-last a')]"
+        page.evaluate(f"{links}.find(a => a.textContent === '{name}').click()")
+        end = time.monotonic() + 5
+        while not page.evaluate(
+            "document.querySelector('.anchor:target')?.closest('details').open"
+        ):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        lines.append(page.evaluate("document.querySelector('.anchor:target').textContent"))
+    assert 'near("last"' in lines[0]
+    assert '"last": data.assign(loss=2 *' in lines[1]
 
 
 def test_it_also_works_from_a_server(page, report):

@@ -25,6 +25,7 @@ COMMANDS = {
     "sweep": "many runs from one design: a grid or random, here or on a cluster, in one store",
     "plan": "will training get there? probabilities of each drop within a budget of steps",
     "plot": "a quick look at a sweep: one variable against another",
+    "explore": "a page that trains attention as you watch; or shows recorded runs",
     "animate": "a video of the weights over training, from a run that recorded them",
 }
 

@@ -79,12 +79,28 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True)
+class Live:
+    """Which variables of the data are runs that a report can show live: loss over `time`.
+
+    - `loss`, `theory`: [seed, time].
+    - `levels`: the losses of the plateaus.
+    - `times`: the predicted drops, [seed] or [seed, drop].
+    """
+
+    loss: str
+    theory: str
+    levels: str
+    times: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Figure:
     """One figure of the report.
 
     - `label`: what the paper calls it.
     - `draw`: Dataset to a matplotlib figure.
     - `group`: figures that `all` leaves out are asked for by this name.
+    - `live`: the runs behind it, where there are any.
     """
 
     name: str
@@ -95,6 +111,7 @@ class Figure:
     caption: str
     alt: str
     group: str = ""
+    live: Live | None = None
 
     def __post_init__(self) -> None:
         """Captions are written over several lines."""

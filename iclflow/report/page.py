@@ -14,11 +14,14 @@ import jinja2
 
 import iclflow
 from iclflow.experiments.entry import Figure
+from iclflow.explorer import curves
 from iclflow.report import words
 from iclflow.report.figures import choose
 from iclflow.report.outcome import Outcome
 from iclflow.report.papers import DERIVED, PAPERS, Paper
+from iclflow.report.sources import Code, code_of
 from iclflow.results.files import write_text
+from iclflow.results.netcdf import load
 
 if TYPE_CHECKING:
     from iclflow.report.build import Report
@@ -48,11 +51,16 @@ def render(report: "Report", figures: Sequence[Figure]) -> str:
     rows, outcomes, today = report.rows, report.outcomes, datetime.now()
     texts = " ".join(f"{row['equation']} {row['reason']} {row['note']}" for row in rows)
     sources = {figure.source: outcomes[figure.name] for figure in figures}
-    about = papers(figures)
+    about, shown = papers(figures), [_figure(figure, report) for figure in figures]
+    codes = {figure["name"]: figure["code"] for figure in shown if figure["code"] is not None}
     return environment.get_template("report.html.j2").render(
         title=about[0].title if len(about) == 1 else "Training Dynamics of In-Context Learning",
         papers=about,
-        figures=[_figure(figure, report) for figure in figures],
+        figures=shown,
+        codes=codes,
+        modules={code.name: _merged(codes, code.name) for code in codes.values()},
+        plot_style=curves.style(),
+        plot_script=curves.script() if any(figure["live"] for figure in shown) else "",
         rows=rows,
         misses=[row for row in rows if not row["holds"]],
         counts=[
@@ -94,6 +102,7 @@ def _figure(figure: Figure, report: "Report") -> dict[str, Any]:
     found = report.outcomes[figure.name]
     picture = report.out / "figures" / f"{figure.name}.png"
     image = None if found.status == "failed" else picture.read_bytes()
+    rows = [row for row in report.rows if row["figure"] == figure.name]
     return {
         "name": figure.name,
         "label": figure.label,
@@ -106,8 +115,25 @@ def _figure(figure: Figure, report: "Report") -> dict[str, Any]:
         "settings": settings(found.attributes),
         "command": command([figure], report.quick),
         "data": figure.source.file(report.quick),
-        "rows": [row for row in report.rows if row["figure"] == figure.name],
+        "rows": rows,
+        "live": "" if image is None else _live(figure, report),
+        "code": code_of(figure, [row["id"] for row in rows]) if rows else None,
     }
+
+
+def _live(figure: Figure, report: "Report") -> str:
+    """The runs behind a figure, for the script that draws them; empty where there are none."""
+    if figure.live is None:
+        return ""
+    data = load(report.out / figure.source.file(report.quick))
+    return curves.element(figure.name, curves.curves(data, **vars(figure.live)))
+
+
+def _merged(codes: Mapping[str, Code], module: str) -> list[tuple[int, str, bool]]:
+    """The lines of a module: number, text, and whether anything links to it."""
+    same = [code for code in codes.values() if code.name == module]
+    anchors = set().union(*(code.anchors for code in same))
+    return [(n, line, n in anchors) for n, line in enumerate(same[0].lines, 1)]
 
 
 def comparisons(figures: Sequence[Figure], outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Merged key and query: one abrupt drop, and the network it is (Fig. 1)."""
 
-from iclflow.experiments.entry import Figure, Folder
+from iclflow.experiments.entry import Figure, Folder, Live
 
 _HERE = Folder(__name__)
 _SOURCE = _HERE.source(shares="four_inputs")
@@ -16,5 +16,6 @@ FIGURES = (
         alt="""Diagram of merged linear attention and of the two-layer network, beside their loss
         over training: a flat plateau, one sharp drop, and a low second plateau; the two curves
         coincide and theory is dashed on top.""",
+        live=Live("loss", "loss_theory", "levels", "half_time_theory"),
     ),
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Contexts of varying length."""
 
-from iclflow.experiments.entry import Figure, Folder
+from iclflow.experiments.entry import Figure, Folder, Live
 
 _HERE = Folder(__name__)
 _SOURCE = _HERE.source(shares="four_inputs")
@@ -13,5 +13,6 @@ FIGURES = (
         that follow from the average of 1/n.""",
         alt="""Loss over training with varying context length, in the same steps, with dotted
         levels.""",
+        live=Live("loss", "staircase_loss", "levels"),
     ),
 )  # fmt: skip

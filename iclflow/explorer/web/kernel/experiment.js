@@ -1,0 +1,52 @@
+// From settings to what is trained: the modes of the task, the shape of the model, its start and its problem.
+
+import { populationLoss } from "./models.js";
+import { linearAttention } from "./problem.js";
+import { sampledLoss } from "./prompts.js";
+import { stableRate } from "./rate.js";
+import { softmaxAttention } from "./softmax.js";
+import { basisOf, initialWeights } from "./start.js";
+import { modesOf } from "./task.js";
+import { coupled, linearTransformer, transformerModes } from "./transformer.js";
+
+/** @typedef {import("./task.js").Modes} Modes */
+/** @typedef {import("./models.js").Shape} Shape */
+/** @typedef {import("../page/settings.js").Settings} Settings */
+
+/** The task as the model sees it, and the shape of its weights. @type {(settings: Settings) => {modes: Modes, shape: Shape}} */
+export function stage(settings) {
+  const { model, heads, rank, context } = settings,
+    modes = modesOf(settings);
+  if (model === "linear-transformer")
+    return {
+      modes: transformerModes(modes, context),
+      shape: { kind: "transformer", heads: 1, rank: 1, size: modes.size },
+    };
+  return { modes, shape: { kind: model.endsWith("merged") ? "merged" : "separate", heads, rank, size: modes.size } };
+}
+
+/** The start of a seed in its loss; prompts are drawn once for all seeds. @type {(settings: Settings) => (seed: number, fast?: boolean) => import("./problem.js").Problem} */
+export function problems(settings) {
+  const { sequences, data_seed: dataSeed, context } = settings,
+    { modes, shape } = stage(settings);
+  if (shape.kind === "transformer") {
+    const moments = coupled(modes, context);
+    return (seed) => linearTransformer(moments, initialWeights(settings, seed));
+  }
+  const basis = basisOf(settings);
+  if (settings.model.startsWith("softmax"))
+    return (seed) => softmaxAttention(settings, shape, basis, sequences, dataSeed, initialWeights(settings, seed));
+  const loss = sequences ? sampledLoss(settings, modes.size, sequences, dataSeed, basis) : populationLoss(modes);
+  return (seed, fast = true) => linearAttention(shape, loss, initialWeights(settings, seed), fast);
+}
+
+/** The rate where none is given: the library's rule, in the population. @type {(settings: Settings) => number} */
+export function defaultRate(settings) {
+  const { modes, shape } = stage(settings);
+  if (shape.kind !== "transformer") {
+    const rate = stableRate(modes, shape, populationLoss(modes));
+    return settings.model.startsWith("softmax") ? Number((2 * rate).toPrecision(3)) : rate;
+  }
+  // The Hessian of one mode at p q = a∞ is 2 v s² (p² + q²)/a∞ · ½; the largest of them limits the rate.
+  return Number((0.25 / Math.max(...modes.order.map((d) => 2 * modes.g[d]))).toPrecision(3));
+}

@@ -1,0 +1,79 @@
+// The library's initial weights, seed by seed, turned into the eigenvectors of Λ, where the page computes.
+
+import { weightCount } from "./models.js";
+import { keyOf, normal, rotation, split } from "./random.js";
+import { padded } from "./task.js";
+
+/** @typedef {import("./models.js").Shape} Shape */
+/** Which model starts from which random numbers. @typedef {{model: string, spectrum: number[], heads: number, rank: number, scale: number, rotate: boolean, eigen_seed: number}} Start */
+
+/** The eigenvectors of Λ as columns, row by row; null for the coordinate axes. @type {(start: Start) => Float64Array | null} */
+export const basisOf = ({ rotate, eigen_seed, spectrum }) =>
+  rotate ? rotation(split(keyOf(eigen_seed), 3)[0], spectrum.length) : null;
+
+/**
+ * v ~ N(0, w²/H), entries of k, q ~ N(0, w²/(H R D)) (36), of U ~ N(0, w²/(H D²)) (34), in the eigenbasis.
+ * The linear transformer starts from p = q = w in every mode.
+ * @type {(start: Start, seed: number) => Float64Array}
+ */
+export function initialWeights(start, seed) {
+  const { model, heads, rank, scale, spectrum } = start,
+    size = spectrum.length;
+  if (model === "linear-transformer") {
+    const w = new Float64Array(2 * padded(size));
+    for (let d = 0; d < size; d++) w[d] = w[padded(size) + d] = scale;
+    return w;
+  }
+  const merged = model.endsWith("merged");
+  const keys = split(keyOf(seed), merged ? 2 : 3);
+  const values = normal(keys[0], heads).map((x) => (x * scale) / Math.sqrt(heads));
+  const [rows, std] = merged
+    ? [heads * size, scale / (size * Math.sqrt(heads))]
+    : [heads * rank, scale / Math.sqrt(heads * rank * size)];
+  const parts = keys.slice(1).map((key) => normal(key, rows * size).map((x) => x * std));
+  return packed({ kind: merged ? "merged" : "separate", heads, rank, size }, [values, ...parts], basisOf(start));
+}
+
+/**
+ * Weights as the library has them, v and rows of D numbers, in the eigenbasis and laid out for the kernel.
+ * @type {(shape: Shape, parts: ArrayLike<number>[], basis: Float64Array | null) => Float64Array}
+ */
+export function packed({ kind, heads, rank, size }, [values, ...parts], basis) {
+  const wide = padded(size);
+  const w = new Float64Array(weightCount({ kind, heads, rank, size: wide }));
+  w.set(values);
+  const block = kind === "merged" ? size : rank; // rows a head
+  const room = kind === "merged" ? wide : rank;
+  parts.forEach((part, n) => {
+    let turned = basis ? rightProduct(part, basis, size) : part;
+    if (basis && kind === "merged") turned = leftProduct(basis, turned, size);
+    for (let i = 0; i < turned.length; i++) {
+      const row = Math.floor(i / size),
+        head = Math.floor(row / block);
+      w[heads + (n * heads * room + head * room + (row % block)) * wide + (i % size)] = turned[i];
+    }
+  });
+  return w;
+}
+
+/** Rows of D numbers times E. @type {(rows: ArrayLike<number>, E: Float64Array, size: number) => Float64Array} */
+export function rightProduct(rows, E, size) {
+  return Float64Array.from({ length: rows.length }, (_, n) => {
+    const row = n - (n % size);
+    let sum = 0;
+    for (let i = 0; i < size; i++) sum += rows[row + i] * E[i * size + (n % size)];
+    return sum;
+  });
+}
+
+/** Eᵀ times each of several D x D matrices. @type {(E: Float64Array, matrices: ArrayLike<number>, size: number) => Float64Array} */
+function leftProduct(E, matrices, size) {
+  return Float64Array.from({ length: matrices.length }, (_, n) => {
+    const square = size * size,
+      first = n - (n % square),
+      row = Math.floor((n - first) / size);
+    let sum = 0;
+    for (let i = 0; i < size; i++) sum += E[i * size + row] * matrices[first + i * size + (n % size)];
+    return sum;
+  });
+}

@@ -1,0 +1,57 @@
+// The same runs elsewhere: as a settings file of `iclflow simulate`, and as a program.
+
+import { isSoftmax, short, stated } from "./settings.js";
+
+/** @typedef {import("./settings.js").Settings} Settings */
+
+/** @type {(numbers: number[]) => string} */
+const list = (numbers) => `[${numbers.map(short).join(", ")}]`;
+
+/** For `iclflow simulate --from`: rate and end as the page chose them. @type {(settings: Settings, rate: number, steps: number) => string} */
+export function toToml(settings, rate, steps) {
+  const own = ["front", "cloud", "rate", "steps"];
+  const lines = stated(settings)
+    .filter(([name]) => !own.includes(name))
+    .map(([name, value]) => {
+      const given = /** @type {any} */ (settings)[name];
+      const shown = Array.isArray(given) ? list(given) : typeof given === "string" ? `"${value}"` : value;
+      return `${name} = ${shown}`;
+    });
+  if (settings.sequences) lines.push('blocks = "frozen"');
+  return [...lines, `rate = ${short(rate)}`, `steps = ${steps}`, ""].join("\n");
+}
+
+/** A program with the library's verbs. @type {(settings: Settings, rate: number, steps: number) => string} */
+export function toPython(settings, rate, steps) {
+  const { model, spectrum, task_covariance: tasks, context, noise, heads, rank, scale, seeds, seed, front } = settings;
+  const white = tasks.every((s) => s === 1),
+    vector = model === "linear-transformer";
+  const law = vector
+    ? `icl.Commuting(${white ? "" : list(tasks)})`
+    : white
+      ? ""
+      : `icl.Normal(covariance=${list(tasks)})`;
+  const about = [
+    `context=${context}`,
+    ...(settings.rotate ? [`rotation=jax.random.split(jax.random.key(${settings.eigen_seed}), 3)[0]`] : []),
+    ...(law ? [`tasks=${law}`] : []),
+    ...(noise > 0 ? [`label_noise=${short(noise)}`] : []),
+  ];
+  const loss = !settings.sequences
+    ? "icl.Population(task)"
+    : `icl.${isSoftmax(settings) ? "Sequences" : "Moments"}.sample(task, ${settings.sequences}, key=jax.random.key(${settings.data_seed})${isSoftmax(settings) ? "" : ", features=icl.ReducedFeatures()"})`;
+  const sizes = model.endsWith("separate") ? `, heads=${heads}, rank=${rank}` : vector ? "" : `, heads=${heads}`;
+  const name = vector
+    ? "Merged.linear_transformer"
+    : `${isSoftmax(settings) ? "Softmax" : model === "merged" ? "Merged" : "Separate"}.initialiser`;
+  const predicted = !vector && !isSoftmax(settings);
+  return `import jax, iclflow as icl
+jax.config.update("jax_enable_x64", True)
+
+task = icl.Task(${list(spectrum)}, ${about.join(", ")})
+loss = ${loss}
+init = icl.${name}(task${sizes}, scale=${short(scale)})
+runs = icl.sweep(loss, init, icl.Descent(rate=${short(rate)}), until=${steps}, seeds=range(${seed}, ${seed + seeds}))
+${predicted ? `theory = icl.theory.predict(task, init(jax.random.key(${seed + front})))\nicl.plots.loss(runs, theory=theory, levels=theory.levels).savefig("run.png")` : 'icl.plots.loss(runs).savefig("run.png")'}
+`;
+}

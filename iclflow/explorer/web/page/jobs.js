@@ -1,0 +1,80 @@
+// What is computed, wherever it runs: on the page while it is quick, in workers otherwise.
+
+import { Descent, logSteps } from "../kernel/descent.js";
+import { defaultRate, problems, stage } from "../kernel/experiment.js";
+import { initialWeights } from "../kernel/start.js";
+import { hasQuick, predict } from "../theory/predict.js";
+import { isSoftmax } from "./settings.js";
+
+/** @typedef {import("./settings.js").Settings} Settings */
+/** @typedef {import("../theory/dormant.js").Stairs} Stairs */
+/**
+ * Everything about an experiment but its runs.
+ * @typedef {object} Setup
+ * @property {Settings} settings
+ * @property {import("../kernel/task.js").Modes} modes
+ * @property {import("../kernel/models.js").Shape} shape
+ * @property {number} rate η
+ * @property {number} horizon t/τ at the end
+ * @property {number} steps
+ * @property {Stairs | null} theory of the run in front
+ * @property {boolean} rough whether a better theory is still to come
+ * @property {boolean} partial whether weights were trained that the page does not show
+ */
+
+const SAVES = 240; // evenly in the logarithm of time, and besides wherever the loss moves
+const MOVED = 1 / 250; // of E[y²]
+const BEYOND = 2; // times the last predicted drop: the end of a run that was given none
+const LONGEST = 250000; // steps that the page takes unasked
+const SOFTMAX_STEPS = 4000;
+
+/** The theory of the run in front, at first the quick one, the rate and the end. @type {(settings: Settings) => Setup} */
+export function plan(settings) {
+  const { modes, shape } = stage(settings);
+  const theory = predict(modes, shape, initialWeights(settings, settings.seed + settings.front), true);
+  const rate = settings.rate || defaultRate(settings);
+  let { steps } = settings;
+  if (!steps && isSoftmax(settings)) steps = SOFTMAX_STEPS;
+  if (!steps) {
+    const slowest = Math.min(...modes.order.map((d) => modes.g[d]));
+    const last = theory.drops[theory.drops.length - 1]?.time ?? 30 / slowest;
+    steps = Math.min(LONGEST, Math.ceil(niceAbove(BEYOND * last) / (2 * rate)));
+  }
+  return {
+    settings,
+    modes,
+    shape,
+    rate,
+    steps,
+    horizon: 2 * rate * steps,
+    theory,
+    rough: hasQuick(modes, shape),
+    partial: false,
+  };
+}
+
+/** Runs of an experiment, each to be advanced piece by piece. @type {(settings: Settings, rate: number, steps: number) => (index: number) => Descent} */
+export function runsOf(settings, rate, steps) {
+  const problem = problems(settings),
+    { modes } = stage(settings);
+  const marks = logSteps(steps, SAVES);
+  return (index) => new Descent(problem(settings.seed + index), { rate, marks, moved: MOVED * modes.power });
+}
+
+/** What the theory says of one start. @type {(settings: Settings, index: number, quick?: boolean) => Stairs} */
+export function theoryOf(settings, index, quick = false) {
+  const { modes, shape } = stage(settings);
+  return predict(modes, shape, initialWeights(settings, settings.seed + index), quick);
+}
+
+/** About how many nanoseconds a run takes. @type {(setup: Setup) => number} */
+export function cost({ settings, shape, steps }) {
+  if (settings.sequences) return Infinity;
+  return steps * (100 + 2 * shape.heads * shape.rank * shape.size ** 2);
+}
+
+/** The next of 1, 1.2, 1.5, 2, 2.5, … × 10ⁿ: an axis that does not tremble while a slider moves. @type {(x: number) => number} */
+function niceAbove(x) {
+  const unit = 10 ** Math.floor(Math.log10(x));
+  return ([1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8].find((step) => step * unit >= x) ?? 10) * unit;
+}

@@ -1,0 +1,139 @@
+// The settings of the page: the names, defaults and meanings of `iclflow simulate`, within the page's bounds.
+
+/**
+ * @typedef {object} Settings
+ * @property {string} model one of `MODELS`
+ * @property {number[]} spectrum eigenvalues λ, largest first
+ * @property {number[]} task_covariance variances of the task vectors along the eigenvectors
+ * @property {number} context N
+ * @property {number} noise standard deviation of the context labels' noise
+ * @property {number} heads H
+ * @property {number} rank R
+ * @property {number} scale init scale w
+ * @property {boolean} rotate whether the eigenvectors are drawn, or are the coordinate axes
+ * @property {number} eigen_seed the seed that draws them
+ * @property {number} sequences P; 0 for the population
+ * @property {number} data_seed the seed of the prompts
+ * @property {number} rate η; 0 for a quarter of the stability limit
+ * @property {number} steps 0 to go on past the predicted drops
+ * @property {number} seeds how many runs
+ * @property {number} seed the first of them
+ * @property {number} front the run in front, counted from zero
+ * @property {number} cloud how many further starts the theory is asked about
+ */
+
+export const MODELS = ["separate", "merged", "linear-transformer", "softmax-separate", "softmax-merged"];
+export const MOST = 8; // components
+
+/** The library's defaults. @type {Settings} */
+export const DEFAULTS = {
+  model: "separate",
+  spectrum: [0.4, 0.3, 0.2, 0.1],
+  task_covariance: [1, 1, 1, 1],
+  context: 31,
+  noise: 0,
+  heads: 5,
+  rank: 1,
+  scale: 0.01,
+  rotate: false,
+  eigen_seed: 2,
+  sequences: 0,
+  data_seed: 1,
+  rate: 0,
+  steps: 0,
+  seeds: 1,
+  seed: 0,
+  front: 0,
+  cloud: 0,
+};
+
+/** Least and largest value of each number. @type {Record<string, [number, number]>} */
+export const BOUNDS = {
+  spectrum: [0.005, 2],
+  task_covariance: [0.1, 8],
+  context: [1, 1000],
+  noise: [0, 3],
+  heads: [1, 16],
+  rank: [1, 8],
+  scale: [1e-6, 3],
+  eigen_seed: [0, 2 ** 32 - 1],
+  sequences: [0, 80000],
+  data_seed: [0, 2 ** 32 - 1],
+  rate: [0, 20],
+  steps: [0, 1e6],
+  seeds: [1, 100],
+  seed: [0, 2 ** 32 - 101],
+  front: [0, 99],
+  cloud: [0, 1000],
+};
+const WHOLE = ["context", "heads", "rank", "eigen_seed", "sequences", "data_seed", "steps", "seeds", "seed", "front"];
+const SOFTMAX_SEQUENCES = [300, 3000]; // softmax trains on prompts: when none are asked for, and at most
+
+/** Whether a model trains on prompts only. @type {(settings: Settings) => boolean} */
+export const isSoftmax = ({ model }) => model.startsWith("softmax");
+
+/** Settings with every number in its bounds, or a default in its place. @type {(given: Partial<Settings>) => Settings} */
+export function valid(given) {
+  /** @type {any} */ const result = { ...DEFAULTS };
+  for (const [name, value] of Object.entries(given)) if (Object.hasOwn(DEFAULTS, name)) result[name] = value;
+  for (const [name, [low, high]] of Object.entries(BOUNDS)) {
+    const fixed = (/** @type {any} */ x) => {
+      const inside = Math.min(high, Math.max(low, Number.isFinite(x) ? x : low));
+      return WHOLE.includes(name) ? Math.round(inside) : inside;
+    };
+    result[name] = Array.isArray(result[name]) ? result[name].slice(0, MOST).map(fixed) : fixed(result[name]);
+  }
+  if (!MODELS.includes(result.model)) result.model = DEFAULTS.model;
+  if (!result.spectrum.length) result.spectrum = DEFAULTS.spectrum;
+  result.spectrum = [...result.spectrum].sort((a, b) => b - a);
+  result.task_covariance = result.spectrum.map(
+    (/** @type {number} */ _, /** @type {number} */ d) => result.task_covariance[d] ?? 1,
+  );
+  result.rank = Math.min(result.rank, result.spectrum.length);
+  result.rotate = Boolean(result.rotate);
+  result.front = Math.min(result.front, result.seeds - 1);
+  if (result.model === "linear-transformer") Object.assign(result, { sequences: 0, noise: 0, seeds: 1, front: 0 });
+  if (isSoftmax(result)) result.sequences = Math.min(SOFTMAX_SEQUENCES[1], result.sequences || SOFTMAX_SEQUENCES[0]);
+  return result;
+}
+
+/** What an address says; anything it does not say, or says wrongly, is the default. @type {(hash: string) => {settings: Settings, time: number, named: boolean}} */
+export function parse(hash) {
+  /** @type {any} */ const given = {};
+  const fields = new URLSearchParams(hash.replace(/^#/, "").slice(0, 2000));
+  for (const [name, text] of fields) {
+    if (name === "model") given.model = text;
+    else if (name === "rotate") given.rotate = text === "true";
+    else if (Object.hasOwn(BOUNDS, name)) {
+      const numbers = text.split(",").map((part) => (part.trim() === "" ? NaN : Number(part)));
+      if (!numbers.every(Number.isFinite)) continue;
+      given[name] = Array.isArray(/** @type {any} */ (DEFAULTS)[name]) ? numbers : numbers[0];
+    }
+  }
+  const time = Number(fields.get("t"));
+  return { settings: valid(given), time: time > 0 ? time : 0, named: Object.keys(given).length > 0 };
+}
+
+/** A number as an address has it: short, and exactly what the page computes with. @type {(x: number) => string} */
+export const short = (x) => String(Number(x.toPrecision(12)));
+
+/** @type {(value: any) => string} */
+const text = (value) =>
+  Array.isArray(value) ? value.map(short).join(",") : typeof value === "number" ? short(value) : String(value);
+
+/** What differs from the library's defaults, as texts by name. @type {(settings: Settings) => [string, string][]} */
+export const stated = (settings) =>
+  Object.entries(settings)
+    .filter(([name, value]) =>
+      name === "task_covariance"
+        ? !settings.task_covariance.every((s) => s === 1)
+        : text(value) !== text(/** @type {any} */ (DEFAULTS)[name]),
+    )
+    .map(([name, value]) => [name, text(value)]);
+
+/** The address of some settings and a time. @type {(settings: Settings, time: number) => string} */
+export function format(settings, time) {
+  const fields = stated(settings).map(([name, value]) => `${name}=${value}`);
+  if (time > 0) fields.push(`t=${Number(time.toPrecision(4))}`);
+  return fields.join("&") || `scale=${DEFAULTS.scale}`;
+}

@@ -1,0 +1,38 @@
+// What the theory says of a start before any training: one door to all of it.
+
+import { weightCount } from "../kernel/models.js";
+import { ordered } from "../kernel/task.js";
+import { byCourse } from "./by_course.js";
+import { byFlow } from "./by_flow.js";
+import { courseThrough } from "./course.js";
+import { mergedCourse } from "./merged.js";
+import { transformerCourse } from "./transformer.js";
+
+/** @typedef {import("../kernel/task.js").Modes} Modes */
+/** @typedef {import("../kernel/models.js").Shape} Shape */
+/** @typedef {import("./dormant.js").Stairs} Stairs */
+
+const FEW = 80; // weights up to which the flow is followed within a frame
+
+/** Whether a scalar course (26) belongs to each drop. @type {(modes: Modes, shape: Shape) => boolean} */
+const scalar = (modes, shape) => shape.kind === "separate" && shape.rank === 1 && ordered(modes);
+
+/** Whether `predict` has a quicker answer, a hundred times less accurate, for a first picture. @type {(modes: Modes, shape: Shape) => boolean} */
+export const hasQuick = (modes, shape) => scalar(modes, shape) && weightCount(shape) > FEW;
+
+/** The prediction as the library makes it, down each drop by the flow; `quick`: by scalar courses where the flow takes long. @type {(modes: Modes, shape: Shape, start: Float64Array, quick?: boolean) => Stairs} */
+export function predict(modes, shape, start, quick = false) {
+  if (shape.kind === "transformer") return transformerCourse(modes, shape, start);
+  if (shape.kind === "merged") return mergedCourse(modes, shape, start);
+  if (quick && hasQuick(modes, shape)) return byCourse(modes, shape, start);
+  const stairs = byFlow(modes, shape, start);
+  if (!scalar(modes, shape)) return stairs;
+  // What is drawn for the value weights is (26), set going at each predicted drop.
+  const values = stairs.values.map((small, head) => {
+    const drop = stairs.drops.find((one) => one.head === head);
+    if (!drop) return small;
+    const d = modes.order[drop.mode];
+    return stairs.times.map(courseThrough(modes.g[d], modes.c[d], drop.time));
+  });
+  return { ...stairs, by: "course", values };
+}

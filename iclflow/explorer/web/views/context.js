@@ -1,0 +1,84 @@
+// What every view is given, and what several of them need.
+
+import { effective, weightCount } from "../kernel/models.js";
+import { principal } from "../kernel/task.js";
+import { scale } from "./svg.js";
+
+/** @typedef {import("../page/trainer.js").Run} Run */
+/** @typedef {import("../page/jobs.js").Setup} Setup */
+/** `index`: the save that the time cursor is on. @typedef {{setup: Setup, front: Run | undefined, runs: Run[], cloud: number[][], index: number, log: boolean, playing: boolean}} Context */
+/** Rows of numbers and texts under names. @typedef {{columns: string[], rows: (number | string)[][]}} Table */
+
+export const LEFT = 44,
+  RIGHT = 92,
+  RIGHT_NARROW = 58;
+
+/** The time axis that the loss, the strip and the value weights share. @type {(context: Context, width: number) => import("./svg.js").Scale} */
+export function timeScale({ setup, log }, width) {
+  const first = setup.theory?.drops[0]?.time ?? setup.horizon / 100;
+  const from = log ? Math.max(2 * setup.rate, Math.min(first / 5, setup.horizon / 20)) : 0;
+  return scale(log, [from, setup.horizon], [LEFT, width - (width < 560 ? RIGHT_NARROW : RIGHT)]);
+}
+
+/** The weights of a run at one save. @type {(run: Run, index: number) => Float64Array} */
+export function weightsAt(run, index) {
+  const count = weightCount(run.setup.shape);
+  return run.weights.subarray(index * count, (index + 1) * count);
+}
+
+/** M of a run at one save. @type {(run: Run, index: number) => Float64Array} */
+export function matrixAt(run, index) {
+  const M = new Float64Array(run.setup.shape.size ** 2);
+  effective(run.setup.shape, weightsAt(run, index), M);
+  return M;
+}
+
+/** The colour of component d, counted from zero in order of variance; neutral for none. @type {(d: number | undefined) => string} */
+export const colour = (d) => (d === undefined || d < 0 ? "var(--soft)" : `var(--c${(d % 8) + 1})`);
+
+/** The same for text, nearer to the ink: thin strokes need more contrast. @type {(d: number | undefined) => string} */
+export const textColour = (d) => `color-mix(in oklab, ${colour(d)} 70%, var(--ink))`;
+
+export const DIGITS = "₁₂₃₄₅₆₇₈";
+
+/** The name of component d. @type {(d: number) => string} */
+export const component = (d) => `e${DIGITS[d]}`;
+
+/** Whether each save has a linear map M: softmax attention applies none. @type {(setup: Setup) => boolean} */
+export const isLinear = ({ settings }) => !settings.model.startsWith("softmax");
+
+/** What a model does that has learned m components: PCR-m where they are the m of largest variance. @type {(m: number, setup: Setup) => string} */
+export function algorithm(m, { modes, shape }) {
+  const all = modes.order.length;
+  if (m === 0) return "zero";
+  if (shape.kind === "transformer") return `${m} ${m === 1 ? "mode" : "modes"}`;
+  if (m === all) return "least squares";
+  return principal(modes) ? `PCR-${m}` : modes.order.slice(0, m).map(component).join("");
+}
+
+/** How much of each component is in a head: k_d² and q_d² over its rank, or the diagonal of U. @type {(run: Run, w: Float64Array, head: number) => {keys: Float64Array[], queries: Float64Array[]}} */
+export function shares({ setup: { shape, settings } }, w, head) {
+  const { heads, rank, size, kind } = shape;
+  const row = (/** @type {number} */ at, /** @type {number} */ stride) => {
+    const parts = Float64Array.from(settings.spectrum, (_, d) => w[at + d * stride] ** 2);
+    const sum = parts.reduce((a, b) => a + b, 0) || 1;
+    return parts.map((x) => x / sum);
+  };
+  if (kind === "merged") return { keys: [row(heads + head * size * size, size + 1)], queries: [] };
+  const at = (/** @type {number} */ r) => heads + (head * rank + r) * size;
+  const all = Array.from({ length: rank }, (_, r) => r);
+  return { keys: all.map((r) => row(at(r), 1)), queries: all.map((r) => row(at(r) + heads * rank * size, 1)) };
+}
+
+/** The component that a head holds most of at a save. @type {(run: Run, index: number, head: number) => number} */
+export function holds(run, index, head) {
+  const [first] = shares(run, weightsAt(run, index), head).keys;
+  return first.indexOf(Math.max(...first));
+}
+
+/** The numbers from 0 to n - 1. @type {(n: number) => number[]} */
+export const count = (n) => Array.from({ length: n }, (_, i) => i);
+
+/** @type {(x: number) => string} */
+export const percent = (x) =>
+  !Number.isFinite(x) ? "–" : x < 5e-5 ? "<0.01%" : `${Number((100 * x).toPrecision(x < 0.001 ? 1 : 2))}%`;

@@ -1,0 +1,184 @@
+"""The explorer page from Python: what goes into it, what is refused, and that it is one file."""
+
+import base64
+import gzip
+import json
+import re
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import iclflow as icl
+from iclflow import cli
+from iclflow.explorer.address import BOUNDS, MODELS, address
+from iclflow.explorer.bundle import POLICY, WEB, bundle, glue
+from iclflow.explorer.payload import payload, shown
+from iclflow.explorer.reference import RUNS, reference
+from iclflow.study.settings import Settings
+from iclflow.study.study import Study
+
+TOGETHER = 120_000  # bytes of the page without runs, gzipped
+
+
+@pytest.fixture(scope="module")
+def runs() -> xr.Dataset:
+    options = {"scale": 0.07, "rate": 0.2, "steps": 2000, "seeds": 2, "save": "log:60"}
+    return Study.of(Settings(**options, record=("loss", "weights"))).run()
+
+
+def test_the_page_is_one_small_file_without_network():
+    page = bundle()
+    assert len(gzip.compress(page.encode(), 9)) < TOGETHER
+    assert page.count(f'content="{POLICY}"') == 1
+    assert "connect-src" not in POLICY
+    assert "unsafe-eval" not in POLICY.replace("'wasm-unsafe-eval'", "")
+    assert re.findall(r"<(?:link|script|img)[^>]* (?:src|href)=\"(?!data:)", page) == []
+    assert "@import" not in page
+    assert "import(" not in page
+
+
+def test_an_import_that_cannot_be_glued_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "a.js").write_text('import * as b from "./b.js";\n')
+    monkeypatch.setattr("iclflow.explorer.bundle.WEB", tmp_path)
+    with pytest.raises(ValueError, match=r"a\.js has an import"):
+        glue("a.js")
+
+
+def test_bounds_and_models_are_those_of_the_page():
+    text = (WEB / "page" / "settings.js").read_text(encoding="utf-8")
+    block = re.search(r"export const BOUNDS = \{(.*?)\};", text, flags=re.S)
+    assert block is not None
+    found = re.findall(r"(\w+): \[(.+?), (.+?)\]", block[1])
+    bounds = {name: (float(eval(low)), float(eval(high))) for name, low, high in found}
+    of_page = {"front", "cloud"}
+    assert {name: b for name, b in bounds.items() if name not in of_page} == BOUNDS
+    assert json.loads(re.search(r"MODELS = (\[.*?\]);", text)[1]) == list(MODELS)
+
+
+def test_defaults_are_those_of_simulate():
+    text = (WEB / "page" / "settings.js").read_text(encoding="utf-8")
+    block = re.search(r"DEFAULTS = \{(.*?)\n\};", text, flags=re.S)
+    found = dict(re.findall(r"^  (\w+): (.+),$", block[1], flags=re.M))
+    for name in (*BOUNDS, "model", "rotate"):
+        ours = getattr(Settings, name)
+        ours = (1.0,) * 4 if name == "task_covariance" else 0 if ours is None else ours
+        given = json.loads(found[name])
+        assert tuple(given) == ours if isinstance(given, list) else given == ours, name
+
+
+@pytest.mark.parametrize("name", ["merged", "linear transformer"])
+def test_the_reference_is_what_the_library_computes(name):
+    stored = json.loads((WEB / "reference.json").read_text(encoding="utf-8"))
+    assert list(stored["runs"]) == list(RUNS)
+    _same(stored["runs"][name], reference(RUNS[name]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_every_reference_is_what_the_library_computes(name):
+    stored = json.loads((WEB / "reference.json").read_text(encoding="utf-8"))
+    _same(stored["runs"][name], reference(RUNS[name]))
+
+
+def _same(stored, found):
+    found = json.loads(json.dumps(found, default=lambda a: a.tolist()))
+    assert stored["settings"] == found["settings"]
+    for name in ("start", "loss", "end"):
+        flat = [np.concatenate([np.ravel(p) for p in one[name]]) for one in (stored, found)]
+        np.testing.assert_allclose(*flat, rtol=0, atol=1e-11)
+    for by, times in found.get("times", {}).items():
+        np.testing.assert_allclose(stored["times"][by], times, rtol=1e-9)
+
+
+def test_an_address_states_what_differs_from_the_defaults():
+    assert address({"scale": 0.07, "heads": 4, "seeds": 6}) == "heads=4&scale=0.07&seeds=6"
+    assert address({"spectrum": "power:1", "dim": 2}).startswith("spectrum=0.666")
+    assert address({"rotate": True, "model": "merged"}) == "model=merged&rotate=true"
+    assert address({}) == "seeds=1"
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"inputs": "sphere"}, "the page has no inputs"),
+        ({"model": "mlp"}, "the page has no model 'mlp'"),
+        ({"heads": 40}, "heads of the page is 1 to 16, got 40"),
+        ({"spectrum": [0.1, 0.4]}, "largest first"),
+        ({"spectrum": [0.1] * 9}, "up to 8 components, got 9"),
+        ({"blocks": "full"}, "no zero blocks"),
+        ({"optimiser": "adam"}, "the page has no optimiser"),
+        ({"fixed_fraction": 0.5}, "the page has no fixed fraction"),
+    ],
+)
+def test_what_the_page_has_not_is_refused(given, reason):
+    with pytest.raises(ValueError, match=reason):
+        address(given)
+
+
+def test_recorded_runs_travel_inside(runs, tmp_path):
+    path = icl.explore(runs, out=tmp_path / "page.html", browser=False)
+    text = re.search(r'class="recorded">([^<]+)<', path.read_text(encoding="utf-8"))
+    bytes_ = zlib.decompress(base64.b64decode(text[1]))
+    length = struct.unpack("<I", bytes_[:4])[0]
+    about = json.loads(bytes_[4 : 4 + length])
+    assert about["settings"]["scale"] == 0.07
+    assert about["saves"] == runs.sizes["time"]
+    numbers = np.frombuffer(bytes_, "<f8", about["saves"] * 3, 4 + length)
+    np.testing.assert_array_equal(numbers.reshape(3, -1)[1:], runs["loss"].values)
+    assert about["rate"] == pytest.approx(0.2, rel=1e-14)
+
+
+def test_runs_of_a_sweep_say_what_they_lack(runs):
+    with pytest.raises(ValueError, match="does not say which task"):
+        payload(runs.assign_attrs(settings="{}"), "x")
+    with pytest.raises(ValueError, match="stopped early"):
+        payload(runs.assign(loss=runs["loss"] * np.nan), "x")
+    with pytest.raises(ValueError, match="weights"):
+        payload(runs.drop_vars("keys"), "x")
+
+
+def test_saves_are_kept_where_the_loss_moves():
+    time = np.arange(10_001.0)
+    loss = np.where(time < 9000, 1.0, 0.0) + 0 * time
+    kept = shown(time, loss[None])
+    assert {0, 1, 9000, 10_000} <= set(kept)
+    assert len(kept) < 400
+
+
+def test_the_command_writes_a_page_and_opens_it(tmp_path, monkeypatch, capsys):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    out = tmp_path / "page.html"
+    assert cli.main(["explore", "--heads", "4", "--scale", "0.02", "--out", str(out)]) == 0
+    assert opened == [out.as_uri()]
+    assert 'id="opens">heads=4&scale=0.02<' in out.read_text(encoding="utf-8")
+    assert capsys.readouterr().out == f"wrote {out}\n"
+    assert cli.main(["explore", "--out", str(out), "--no-browser"]) == 0  # ours is replaced
+    assert len(opened) == 1
+    monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(tmp_path))
+    assert cli.main(["explore"]) == 0
+    assert opened[1] == (tmp_path / "explorer.html").as_uri()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["missing.nc"], "missing.nc"),
+        (["run.nc", "--heads", "4"], "run.nc has its own settings; leave --heads out"),
+        (["--out", "page.txt"], "the ending must be .html or .htm"),
+        (["--out", "theirs.html"], "theirs.html exists and iclflow did not draw it"),
+        (["--inputs", "sphere"], "the page has no inputs"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, reason, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "theirs.html").write_text("mine")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["explore", "--no-browser", *arguments])
+    line = capsys.readouterr().err
+    assert (stop.value.code, line.count("\n")) == (2, 1)
+    assert reason in line
+    assert (tmp_path / "theirs.html").read_text() == "mine"
