@@ -20,11 +20,11 @@ from iclflow.theory.fixed_points.levels import plateau_losses
 
 SEPARATE = Settings(
     spectrum=(0.6, 0.3, 0.1), heads=4, rank=2, scale=0.3, rate=0.2, steps=300, seeds=2,
-    save="linear:40", record=("loss", "weights"),
+    save="linear:40", record=("loss", "weights"), rotate=True,
 )  # fmt: skip
 MERGED = Settings(
     spectrum=(0.6, 0.3, 0.1), model="merged", heads=3, scale=0.1, rate=0.2, steps=300,
-    save="linear:40", record=("loss", "weights"),
+    save="linear:40", record=("loss", "weights"), rotate=True,
 )  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def test_keys_keep_head_and_pair(separate):
 def test_eigenvectors_that_differ_by_seed():
     settings = Settings(
         spectrum=(0.6, 0.4), heads=2, seeds=2, vary="all", steps=5, save="linear:3",
-        record=("loss", "weights"),
+        record=("loss", "weights"), rotate=True,
     )  # fmt: skip
     runs = Study.of(settings).run()
     key = runs.sel(seed=1)["keys"].values[-1, 0, 0]

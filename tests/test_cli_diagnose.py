@@ -39,7 +39,7 @@ def staircase_file(tmp_path_factory):
     """A rank-one run through all its plateaus."""
     settings = Settings(
         spectrum=SPECTRUM, context=31, heads=3, scale=0.1, steps=6000, seed=2,
-        record=("loss", "weights"), save="mixed:120",
+        record=("loss", "weights"), save="mixed:120", rotate=True,
     )  # fmt: skip
     path = tmp_path_factory.mktemp("runs") / "run.nc"
     return store(Study.of(settings).run(), path)
@@ -96,7 +96,9 @@ def test_quantities_along_a_run(staircase_file):
     drift = np.max([np.abs(gap - gap[:1]).max(axis=1) for gap in gaps], axis=0)
     np.testing.assert_allclose(found["conserved_drift"], drift, atol=1e-14)
     assert 0 < drift[-1] < 0.05
-    study = Study.of(Settings(spectrum=SPECTRUM, context=31, heads=3, scale=0.1, seed=2))
+    study = Study.of(
+        Settings(spectrum=SPECTRUM, context=31, heads=3, scale=0.1, seed=2, rotate=True)
+    )
     shapes = [a[-1].shape for a in (v[:, :, None, None], k, q)]
     sizes = np.cumsum([np.prod(shape) for shape in shapes])[:-1]
 
