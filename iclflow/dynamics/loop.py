@@ -10,6 +10,7 @@ from jaxtyping import Array, Int
 CHECKPOINTS = 64  # states kept for the backward pass
 BLOCK = 5  # on a GPU, 2^BLOCK steps between two looks at the counter
 UNROLL = 16  # of them in one go
+SMALL = 8192  # numbers in a state, up to which a look costs more than a step
 
 
 def repeat(step: Callable[[Any], Any], state: Any, count: Int[Array, ""]) -> Any:
@@ -17,10 +18,11 @@ def repeat(step: Callable[[Any], Any], state: Any, count: Int[Array, ""]) -> Any
 
     A loop of unknown length has no reverse-mode gradient in JAX; Equinox's checkpointed one, the
     loop behind Diffrax, has, and is as fast. On a GPU each look at its counter waits for the
-    device, longer than a step takes there: the loop goes over blocks of known length, and what
-    is left over over the bits of its count.
+    device, longer than a step of a small model takes there: the loop goes over blocks of known
+    length, and what is left over over the bits of its count.
     """
-    if jax.default_backend() != "gpu":
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(state))
+    if jax.default_backend() != "gpu" or numbers > SMALL:
         return _while(step, state, count)
     state = _while(_steps(step, 2**BLOCK), state, count >> BLOCK)
     for bit in range(BLOCK):
