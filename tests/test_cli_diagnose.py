@@ -152,6 +152,7 @@ def test_a_run_records_what_is_measured_after_the_fact():
     )
 
 
+@pytest.mark.slow
 def test_the_in_weight_run_shows_the_fixed_task_first(capsys, tmp_path):
     """After its first drop it knows w* by heart and nothing in context; least squares follows."""
     path = tmp_path / "run.nc"

@@ -104,6 +104,7 @@ def test_zero_blocks_stay_zero_in_the_population():
             assert bool(size < 1e-15) is still
 
 
+@pytest.mark.slow
 def test_sampling_error_falls_as_root_p():
     """Empirical → population: the slope of the difference is -1/2."""
     task = Task([0.4, 0.3, 0.2, 0.1], 31)

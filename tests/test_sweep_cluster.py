@@ -116,6 +116,7 @@ def assert_undisturbed(out, whole):
     assert (found["failure"] == 0).all()
 
 
+@pytest.mark.slow
 def test_a_cluster_gives_the_same_bits(cluster, whole, tmp_path):
     out = tmp_path / "s.zarr"
     run(Design.of(**WORDS), out, block=BLOCK, client=cluster)
