@@ -13,7 +13,7 @@ export NO_MKDOCS_2_WARNING := 1
 JOBS ?= 2
 # One thread a process for small matrices: two of them on two busy cores wait for each other.
 export OPENBLAS_NUM_THREADS := 1
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: reproduce install test test-all lint docs clean
 

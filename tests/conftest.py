@@ -38,6 +38,15 @@ typecheck = beartype(conf=CONF)
 # Before the first import of the package: every annotation in it is then checked when called.
 install_import_hook("iclflow", "conftest.typecheck")
 
+# Few tests, each of them long: begun last, they would leave the other processes idle.
+LONG = ("test_scorecard", "test_sweep_cluster", "test_explorer_browser", "test_snippets")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long files first."""
+    items.sort(key=lambda item: item.path.stem not in LONG)
+
+
 MAPS = 20_000  # Linux gives a process 65,530 memory maps; where they run out the compiler crashes
 
 
