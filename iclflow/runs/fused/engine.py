@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from iclflow.runs.fused import cpu, gpu
+from iclflow.runs.fused import cpu
 from iclflow.runs.fused.program import Program, trace
 
 VMAP, NUMBA, PALLAS = "vmap", "Numba", "Pallas"
@@ -31,7 +31,7 @@ class Advanced(NamedTuple):
 
 
 class Fused:
-    """A fused loop for batches of one kind: (loss, dynamics, state), traced once.
+    """A fused loop for batches of one kind: (loss, dynamics, state).
 
     - `own`: of each array among the parts, whether every run has its own.
     """
@@ -39,7 +39,6 @@ class Fused:
     def __init__(self, own: Any) -> None:
         """For parts whose arrays are so shared."""
         self.own, self.engine = own, available()
-        self._programs: dict[tuple[str, ...], Program] = {}
 
     @classmethod
     def of(cls, loss: Any, dynamics: Any, state: Any, own: tuple[bool, bool]) -> "Fused":
@@ -55,10 +54,7 @@ class Fused:
 
     def program(self, parts: tuple[Any, Any, Any], record: dict[str, Callable]) -> Program:
         """What one run does."""
-        names = tuple(record)
-        if names not in self._programs:
-            self._programs[names] = trace(parts, self.own, record)
-        return self._programs[names]
+        return trace(parts, self.own, record)
 
     def zeros(self, parts: tuple[Any, Any, Any], record: dict[str, Callable]) -> tuple[bytes, ...]:
         """Of each array that all runs share, which numbers are zero: they need no arithmetic."""
@@ -134,6 +130,8 @@ def on_gpu(
     parts: Any, own: Any, marks: Int[Array, " T"], record: dict[str, Callable], zeros: Any
 ) -> tuple[list[Array], Array]:
     """The loop as one kernel, in one compiled program with what turns its arrays round."""
+    from iclflow.runs.fused import gpu  # Pallas: an experimental part of JAX, for GPUs alone
+
     program = trace(parts, own, record)
     leaves = jax.tree.leaves(eqx.filter(parts, eqx.is_array))
     flat = {i: _flat(leaves[i], program.leaves[i]) for i in program.read}

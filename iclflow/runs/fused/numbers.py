@@ -87,14 +87,14 @@ def add(arithmetic: Arithmetic, a: Number, b: Number) -> Number:
     return Number(a.value + b.value)
 
 
-def subtract(_: Arithmetic, a: Number, b: Number) -> Number:
+def subtract(a: Number, b: Number) -> Number:
     """a - b."""
     if b.known and not b.value:
         return a
     return Number(-b.value if a.known and not a.value else a.value - b.value)
 
 
-def multiply(_: Arithmetic | None, a: Number, b: Number) -> Number:
+def multiply(a: Number, b: Number) -> Number:
     """a b, for now as it stands."""
     for one, other in ((a, b), (b, a)):
         if one.known and not one.value:

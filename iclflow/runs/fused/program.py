@@ -98,7 +98,10 @@ class Program(NamedTuple):
 
 
 def trace(parts: Any, own: Any, record: dict[str, Callable]) -> Program:
-    """The program of (loss, dynamics, state), whose leaves are `own` by run, or one for all."""
+    """The program of (loss, dynamics, state), whose leaves are `own` by run, or one for all.
+
+    Traced once for all parts of one structure.
+    """
     arrays, static = eqx.partition(parts, eqx.is_array)
     leaves, tree = jax.tree.flatten(arrays)
     mine = tuple(jax.tree.leaves(own))

@@ -77,12 +77,16 @@ def live(jaxpr: Any) -> list[Any]:
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[..., np.ndarray]:
-    apply = elements(lambda a, b: Number(function(a.value, b.value)), 2)
+    return _folding(lambda a, b: Number(function(a.value, b.value)))
+
+
+def _folding(function: Callable[[Number, Number], Number]) -> Callable[..., np.ndarray]:
+    apply = elements(function, 2)
     return lambda _, equation, a, b: apply(a, b)
 
 
-def _folding(function: Callable[[Arithmetic, Number, Number], Number]) -> Callable[..., np.ndarray]:
-    return lambda how, _, a, b: elements(functools.partial(function, how), 2)(a, b)
+def _add(arithmetic: Arithmetic, _: Any, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return elements(functools.partial(add, arithmetic), 2)(a, b)
 
 
 def _not(a: Any) -> Any:
@@ -93,7 +97,7 @@ def _integer_power(_: Arithmetic, equation: Any, a: np.ndarray) -> np.ndarray:
     y = equation.params["y"]
 
     def power(number: Number) -> Number:
-        product = functools.reduce(lambda x, y: multiply(None, x, y), [number] * abs(y))
+        product = functools.reduce(multiply, [number] * abs(y))
         return product if y >= 0 else Number(1.0 / product.value)
 
     return elements(power, 1)(a)
@@ -180,7 +184,7 @@ def _dot(arithmetic: Arithmetic, equation: Any, a: np.ndarray, b: np.ndarray) ->
     found = np.empty((left.shape[0], left.shape[1], right.shape[1]), object)
     for n, i, j in np.ndindex(found.shape):
         pairs = zip(left[n, i], right[n, j], strict=True)
-        found[n, i, j] = total(arithmetic, [multiply(arithmetic, x, y) for x, y in pairs])
+        found[n, i, j] = total(arithmetic, [multiply(x, y) for x, y in pairs])
     return found.reshape(*batch, *(a.shape[i] for i in free_a), *(b.shape[i] for i in free_b))
 
 
@@ -201,9 +205,7 @@ def _linear(arithmetic: Arithmetic, equation: Any, *inputs: np.ndarray) -> np.nd
         matrix = np.asarray(jax.vmap(apply, out_axes=-1)(jnp.eye(len(entries))))
 
     def combined(row: Any) -> Number:
-        terms = [
-            multiply(arithmetic, entries[i], Number(float(row[i]))) for i in np.flatnonzero(row)
-        ]
+        terms = [multiply(entries[i], Number(float(row[i]))) for i in np.flatnonzero(row)]
         return total(arithmetic, terms)
 
     return _rows(combined, matrix)
@@ -216,12 +218,12 @@ def _inner(equation: Any) -> Any:
 
 INLINE = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "closed_call": "call_jaxpr"}
 RULES: dict[str, Callable[..., Any]] = {
-    "add": _folding(add),
-    "add_any": _folding(add),
+    "add": _add,
+    "add_any": _add,
     "sub": _folding(subtract),
     "mul": _folding(multiply),
     "div": _binary(operator.truediv),
-    "neg": lambda how, _, a: elements(lambda n: subtract(how, Number(0.0), n), 1)(a),
+    "neg": lambda _, equation, a: elements(lambda n: subtract(Number(0.0), n), 1)(a),
     "integer_pow": _integer_power,
     "pow": _power,
     "sqrt": _sqrt,
