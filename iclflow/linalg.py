@@ -20,20 +20,21 @@ def random_rotation(key: PRNGKeyArray, size: int) -> Float[Array, "D D"]:
     return q * jnp.sign(jnp.diagonal(r))[None, :]
 
 
-SMALL = 4096  # products in one contraction, below which a GPU computes each sum in one thread
+SMALL = 4096  # products in one contraction, up to which no matrix routine is worth its call
 
 
 def contract(subscripts: str, *arrays: Array) -> Array:
     """`jnp.einsum` of small arrays, in the form that is fast under `vmap` over thousands of runs.
 
-    A GPU calls a matrix library for every batch of tiny products, which costs more than they do;
-    a product summed over axes is fused with what surrounds it (four times the runs a second).
+    A GPU calls a matrix library for every batch of tiny products, and a CPU a routine for each of
+    them, which costs more than they do; a product summed over axes is fused with what surrounds it
+    (four times the runs a second on a GPU, ten on a CPU: benchmarks/runs.py).
     """
     terms, result = subscripts.split("->")
     names = terms.split(",")
     shapes = [zip(name, a.shape, strict=True) for name, a in zip(names, arrays, strict=True)]
     sizes = dict(itertools.chain(*shapes))
-    if jax.default_backend() != "gpu" or math.prod(sizes.values()) > SMALL:
+    if math.prod(sizes.values()) > SMALL:
         return jnp.einsum(subscripts, *arrays)
     order = _common_order((*names, result))
     product = None

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from iclflow.runs.compiling import in_plain_loops
 from iclflow.runs.fused.engine import FASTER, VMAP, Fused, why_not
 from iclflow.runs.labels import INTERRUPTED, outcome
 from iclflow.runs.plan import Batch, pieces
@@ -222,7 +223,7 @@ def _start(parts, axes, seeds, weights, key) -> Any:
     return _one_clock(parts[2], state)
 
 
-@eqx.filter_jit
+@in_plain_loops
 def _advanced(loss, dynamics, state, marks, record, axes) -> Any:
     def one(loss: Any, how: Any, state: Any) -> Any:
         return how.advance(loss, state, marks, record)
