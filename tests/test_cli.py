@@ -148,6 +148,7 @@ def test_in_weight_tests_are_recorded(capsys):
 @pytest.mark.parametrize("vary", ["weights", "data", "all"])
 def test_vary(capsys, vary):
     found = simulate(capsys, "--sequences", 40, "--seeds", 2, "--vary", vary, "--rate", 0.05)
+    assert found["blocks"] == "full"
     assert found["initial_loss"][0] != found["initial_loss"][1]
 
 
@@ -160,7 +161,9 @@ def test_a_diverging_rate_is_a_result(capsys, tmp_path):
     assert "diverged at step" in err
     assert found["result"] == ["diverged"]
     assert 0 < found["stopped"][0] < 50
+    assert found["engine"].startswith("vmap (too few runs")
     assert out.exists()
+    assert call(capsys, "simulate", *FAST, "--rate", 100, "--out", out, "--json")[::2] == (2, err)
 
 
 def test_settings_file(capsys, tmp_path):
