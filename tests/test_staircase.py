@@ -101,6 +101,7 @@ CASES = {
         {"spectrum": [1.0, 0.5], "context": 200, "tasks": Normal(covariance=[1.0, 3.0])},
         3, 1, 1e-3,
     ),
+    "a last mode thirty times slower": ({"spectrum": [1.0, 0.05], "context": 20}, 3, 1, 1e-4),
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from iclflow.theory.drops.head_flow import HeadFlow, States
 from iclflow.theory.fixed_points.modes import Modes
 
 LEAD = 50.0  # the flow takes over when c v = 1/LEAD
-ARRIVED = 1e-9  # excess loss, in units of the last drop, at which a plateau is reached
+ARRIVED = 1e-10  # excess loss, in units of the drop to come, at which a plateau is reached
 AWAKE = 0.3  # share of the smallest final value weight above which a head counts as escaped
 PATIENCE = 1e4  # longest drop followed, in units c/g of the slowest mode
 CLOSE = 2e-4  # relative distance at which the residual counts as A_S
@@ -205,7 +205,9 @@ class _Follower:
 
     def _descend(self, target: int, escape: _Escape | None) -> bool:
         """Follow the flow of all heads until those awake have brought the loss to a level."""
-        level = self.levels[target] + ARRIVED * self.sizes[target - 1] + 1e-13 * self.flow.power
+        # The mode to come sees what the awake heads still lack: measured by its gain, g² ∝ size.
+        size = self.sizes[min(target, len(self.sizes) - 1)]
+        level = self.levels[target] + ARRIVED * size + 1e-13 * self.flow.power
         keys = np.abs(self.flow.split(self.state)[1])
         smallest = float(np.sqrt(np.mean(keys.min(axis=(1, 2)) ** 2)))
         solver = LSODA(

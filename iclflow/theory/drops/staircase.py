@@ -99,7 +99,7 @@ def staircase(
 
     On each plateau every dormant head has a blow-up time in closed form; the first to blow up
     makes the next drop. Relative error of the times, median and worst over 30 fresh random tasks
-    of two to five dimensions (benchmarks/staircase.py): by the flow 2e-6 and 3e-3 at w = 1e-2, 4e-6
+    of two to five dimensions (benchmarks/staircase.py): by the flow 2e-6 and 3e-5 at w = 1e-2, 4e-6
     and 1e-4 at w = 0.07; by the scalar courses 8e-4 and 0.3, 9e-3 and 0.8.
 
     - `source`: the task (one output), any Λ, S_w and noise; equal and zero eigenvalues allowed.
