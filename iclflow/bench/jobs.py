@@ -125,10 +125,10 @@ def lines(backend: str, quick: bool) -> list[Line]:
     ]
     if quick:
         return [dataclasses.replace(line, values=line.values[:3]) for line in found]
-    found.append(Line(dataclasses.replace(prompted, level=LITERAL), "N", (32, 64, 128, 256)))
     moments = Job("moments", "merged", P=500, runs=64 * wide)
     features = Job("features", "merged", P=250 * wide)
     found += [
+        Line(Job(LITERAL, "merged", P=250), "N", (32, 64, 128, 256)),
         Line(moments, "D", (4, 6, 8, 10)),
         Line(features, "P", tuple(n * wide for n in (250, 500, 1000, 2000))),
         Line(features, "D", (4, 6, 8, 12)),

@@ -21,8 +21,7 @@ class Weights(NamedTuple):
 def literal_weights(model: AbstractModel) -> Weights:
     """The whole matrices of an attention layer."""
     attention = model.as_attention()
-    if attention is None:
-        raise ValueError(f"{type(model).__name__} has no attention; the yardstick is attention")
+    assert attention is not None, "the yardstick is attention"
     rows, columns = attention.value_rows(), attention.key_query()
     missing = rows.shape[2] - rows.shape[1]
     value = jnp.pad(rows, ((0, 0), (missing, 0), (0, 0)))

@@ -13,6 +13,7 @@ import numpy as np
 
 import iclflow
 from iclflow.bench.timing import best_seconds, step_seconds
+from iclflow.results.provenance import PACKAGE
 
 # Name -> a program whose start is timed, in a process of its own.
 STARTS = {
@@ -75,7 +76,7 @@ def peak(least: float) -> float:
 def start_seconds(name: str, repeats: int) -> float:
     """Of one of `STARTS`, the fastest of several, after one that fills the caches."""
     # So that it is this package which is imported, from wherever the program was started.
-    paths = [str(Path(iclflow.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
     def start() -> None:

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 def _measured(args: argparse.Namespace) -> dict[str, Any]:
     import jax
 
-    from iclflow.bench import measure
+    from iclflow.bench.measure import measure
 
     before = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
     jax.config.update("jax_enable_x64", not args.single)
