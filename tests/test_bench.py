@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +24,7 @@ from iclflow.losses import Sequences
 from iclflow.runs.simulate import simulate
 
 SMALL = {"D": 3, "H": 2, "P": 6, "N": 5}
+ROOT = Path(__file__).parents[1]
 NUMBA = importlib.util.find_spec("numba") is not None
 
 
@@ -250,3 +253,17 @@ def test_an_interrupt_ends_it_cleanly(said, monkeypatch, tmp_path):
     assert (code, out) == (130, "")
     assert err == "iclflow: interrupted; nothing was written\n"
     assert not (tmp_path / "a.json").exists()
+
+
+def test_the_picture_of_the_documentation_is_of_the_measurements_beside_it():
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    [command] = re.findall(r"`iclflow (bench --from docs/[^`]+)`", page)
+    args = cli.build_parser("bench").parse_args(command.split())
+    assert set(args.files) == {
+        path.relative_to(ROOT) for path in (ROOT / "docs" / "assets").glob("bench-*.json")
+    }
+    assert (ROOT / args.plot).is_file()
+    for path in args.files:
+        found = read(ROOT / path)
+        assert not found["quick"]
+        assert {row["level"] for row in found["rows"]} >= {POPULATION, "moments", LITERAL}
