@@ -91,8 +91,10 @@ def show(found: dict[str, Any]) -> None:
     names = [name for name, _ in sizes]
     same = [(name, n) for name, n in sizes if names.count(name) == 1]
     console.print(", ".join(f"{name} = {n:,}" for name, n in same))
-    numbers = ("runs", "runs·steps/s", "GFLOP/s", "of peak", "/ vmap", "/ literal")
-    table = Table("training", "engine", *numbers)
+    # Within 80 columns no number may be cut.
+    look: dict[str, Any] = {"box": None, "padding": (0, 1, 0, 0), "header_style": "bold"}
+    numbers = ("runs", "runs·steps/s", "of peak", "/ vmap", "/ literal")
+    table = Table("training", "engine", *numbers, **look)
     for column in table.columns[2:]:
         column.justify = "right"
     for row in found["rows"]:
@@ -100,12 +102,13 @@ def show(found: dict[str, Any]) -> None:
         own = [f"{name}={n}" for name, n in row["sizes"].items() if (name, n) not in same]
         table.add_row(
             " ".join([row["level"], row["model"], *own]), row["engine"], f"{row['runs']:,}",
-            f"{speed:,.4g}" if speed < 1e4 else f"{speed:,.0f}",
-            f"{speed * row['operations'] / 1e9:.3g}", f"{row['of_peak']:.1%}",
-            *("" if ratio is None else f"{ratio:,.3g}" for ratio in ratios),
+            f"{speed:.4g}" if speed < 1e4 else f"{speed:,.0f}",
+            f"{row['of_peak']:.1%}",
+            *("" if ratio is None else f"{ratio:.3g}" for ratio in ratios),
         )  # fmt: skip
     console.print(table)
-    table = Table("cost of a step", "against", "exponent", "of the operations")
+    console.print()
+    table = Table("cost of a step", "against", "exponent", "of the operations", **look)
     for line in found["exponents"]:
         table.add_row(
             f"{line['level']} {line['model']}",
@@ -115,6 +118,7 @@ def show(found: dict[str, Any]) -> None:
         )
     console.print(table)
     sweep, start = found["sweep"], found["start"]
+    console.print()
     console.print(
         f"sweep of {sweep['runs']:,} runs, {sweep['steps']:,} steps: "
         f"{sweep['runs_per_second']:,.0f} runs/s, {sweep['engine']}"
