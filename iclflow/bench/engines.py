@@ -12,8 +12,8 @@ from iclflow.bench.literal import literal_loss, literal_weights, train
 from iclflow.bench.operations import fused_operations, step_operations
 from iclflow.dynamics import Descent
 from iclflow.losses import Sequences
-from iclflow.runs.batch import _advanced
 from iclflow.runs.fused.engine import VMAP, Fused, why_not
+from iclflow.runs.vmapped import one_clock, vmapped
 
 RATE = 1e-3  # small: no run converges, or has numbers too small to be normal
 RECORD = {"loss": lambda model, loss: loss(model)}
@@ -37,14 +37,10 @@ def loops(job: Job, fused: bool = True) -> dict[str, Loop]:
         of = lambda w: literal_loss(w, prompts, softmax)  # noqa: E731
         run = lambda n: jax.block_until_ready(train(weights, prompts, RATE, n, softmax))  # noqa: E731
         return {LITERAL: Loop(run, step_operations(of, weights))}
-    state = _start(loss, descent, models)
-
-    def vmapped(steps: int) -> Any:
-        marks = np.asarray([steps])
-        return jax.block_until_ready(_advanced(loss, descent, state, marks, RECORD, (None, None)))
-
-    found = {VMAP: Loop(vmapped, step_operations(loss, model))}
-    loop, parts = Fused.of(loss, descent, state, (False, False)), (loss, descent, state)
+    parts = (loss, descent, _start(loss, descent, models))
+    plain = lambda n: vmapped(parts, (None, None), np.asarray([n]), RECORD)  # noqa: E731
+    found = {VMAP: Loop(plain, step_operations(loss, model))}
+    loop = Fused.of(*parts, (False, False))
     if fused and why_not(loop, parts, RECORD, job.runs, np.asarray([10**12])) is None:
         run = lambda n: loop.advance(parts, np.asarray([n]), RECORD)  # noqa: E731
         found["fused"] = Loop(run, fused_operations(loop, parts, RECORD))
@@ -55,4 +51,4 @@ def loops(job: Job, fused: bool = True) -> dict[str, Loop]:
 def _start(loss: Any, descent: Descent, models: Any) -> Any:
     """The runs before their first step, with one clock."""
     state = eqx.filter_vmap(lambda m: descent.init(loss, m, jax.random.key(0)))(models)
-    return eqx.tree_at(lambda s: s.step, state, state.step[0])
+    return one_clock(descent, state)
