@@ -26,6 +26,7 @@ COMMANDS = {
     "plan": "will training get there? probabilities of each drop within a budget of steps",
     "plot": "a quick look at a sweep: one variable against another",
     "explore": "a page that trains attention as you watch; or shows recorded runs",
+    "bench": "how fast training is on this machine, against its peak and the literal code",
     "animate": "a video of the weights over training, from a run that recorded them",
 }
 

@@ -8,8 +8,8 @@ L = ½ Σ [s² q² ((N+1)/N v s p² + T_p/N) - 2 v s² p q + v s].
 import dataclasses
 
 import numpy as np
+import scipy
 from jaxtyping import Float
-from scipy.integrate import solve_ivp
 
 from iclflow.theory.linear_transformer.spectrum import TransformerModes
 
@@ -84,7 +84,7 @@ class CoupledFlow:
         start = np.concatenate([p, q])
         scale = max(float(np.abs(start).max()), np.finfo(float).tiny)
         span = (0.0, max(float(time[-1]), np.finfo(float).tiny))
-        found = solve_ivp(
+        found = scipy.integrate.solve_ivp(
             right, span, start, method="LSODA", t_eval=time, rtol=tolerance,
             atol=tolerance * scale,
         )  # fmt: skip
