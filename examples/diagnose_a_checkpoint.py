@@ -51,7 +51,7 @@ with icl.plots.style():
     for d, level in enumerate(sorted(levels)):
         axes.axhline(level, color="k", linestyle="--", linewidth=1, label=None if d else "theory")
     axes.set(xlabel="training step", ylabel=r"norm of QK, $\|W_Q W_K^\top\|$", xlim=(0, steps[-1]))
-    axes.legend(loc="center left")
+    axes.legend(loc=(0.18, 0.08))
     figure.savefig("diagnose_a_checkpoint.png")
 
 # %%

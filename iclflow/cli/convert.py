@@ -106,7 +106,8 @@ def described(stated: Any) -> dict[str, Any]:
 def show(found: dict[str, Any]) -> None:
     """A line for each convention."""
     line = "{:<17} {:>4} {:>9}  {:<22} {:<22}"
-    print(line.format("convention", "F", "rate", "init (values, others)", "std (values, others)"))
+    head = ("convention", "F", "rate", "init (values, others)", "std (values, others)")
+    print(line.format(*head).rstrip())
     for name, row in {"as given": found["given"], **found["conventions"]}.items():
         pairs = [
             ", ".join(f"{row[f'{what}_{layer}']:.5g}" for layer in ("values", "others"))
