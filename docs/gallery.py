@@ -176,6 +176,14 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """mkdocs: let other pages and docstrings refer to an example as `[...][gallery-NAME]`."""
+    folder, _, name = page.file.src_uri.removesuffix(".md").rpartition("/")
+    if folder == "gallery" and name in ORDER:
+        config.plugins["autorefs"].register_anchor(page, f"gallery-{name}", primary=True)
+    return html
+
+
 if __name__ == "__main__":
     for given in sys.argv[1:] or ORDER:
         Example(given).run()

@@ -77,12 +77,13 @@ def test_every_example_is_in_the_gallery_and_kept_as_it_is():
 @pytest.mark.parametrize("example", gallery.EXAMPLES, ids=lambda one: one.name)
 def test_a_page_is_the_question_the_code_and_the_output(example):
     page = example.page()
-    assert page.startswith(f"# {example.question} {{#")
+    assert page.startswith(f"# {example.question} {{#gallery-{example.name}}}\n")
     assert example.question.endswith("?")
     shown = re.findall(r"^```python\n(.*?)\n```$", page, flags=re.M | re.S)
     text = example.path.read_text(encoding="utf-8").partition('\n"""\n')[2]
     prose = r"^# %%.*\n(?:(?<=\[markdown\]\n)(?:#.*\n)+)?"
-    assert re.sub(r"\s+", "", "".join(shown)) == re.sub(r"\s+", "", re.sub(prose, "", text, flags=re.M))
+    code = re.sub(prose, "", text, flags=re.M)
+    assert "".join(shown).split() == code.split()
     assert example.kept()["output"].splitlines()[-2] in page
     assert f"({example.name}.png)" in page
 
