@@ -1,6 +1,7 @@
 # Everything lives in .venv; the first call of a target installs what it needs, later ones do not.
 #   make reproduce   the figures and the scorecard, into report/index.html (core install only)
 #   make test        every check: lint, format, types, tests, documentation
+#   make gallery     run the examples and keep their output and pictures for the documentation
 #   make test-all    the same with the slow tests, and property tests on new random examples
 PYTHON ?= python3
 VENV := .venv
@@ -15,7 +16,7 @@ JOBS ?= 2
 export OPENBLAS_NUM_THREADS := 1
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: reproduce install test test-all lint docs clean
+.PHONY: gallery reproduce install test test-all lint docs clean
 
 reproduce: $(VENV)/.core
 	$(BIN)/iclflow reproduce all --out report
@@ -34,6 +35,9 @@ lint: $(VENV)/.all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+gallery: $(VENV)/.all
+	$(BIN)/python docs/gallery.py
 
 docs: $(VENV)/.all
 	$(BIN)/mkdocs build --strict
