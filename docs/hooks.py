@@ -1,4 +1,4 @@
-"""What the documentation site has besides its pages: the explorer, and the index of equations."""
+"""What the documentation site has besides its pages, and that it loads nothing from a network."""
 
 import sys
 from pathlib import Path
@@ -9,6 +9,7 @@ from iclflow.explorer.explore import page as explorer
 
 sys.path.insert(0, str(Path(__file__).parent))
 import equations
+import offline
 
 
 def on_files(files: Files, config) -> Files:
@@ -20,3 +21,8 @@ def on_files(files: Files, config) -> Files:
 def on_page_markdown(markdown: str, page, config, files: Files) -> str:
     """Write the tables of equations, from the docstrings as they are now."""
     return equations.write(markdown) if page.file.src_path == "equations.md" else markdown
+
+
+def on_post_build(config) -> None:
+    """Fail where a page would fetch something from elsewhere."""
+    offline.check(Path(config.site_dir))
