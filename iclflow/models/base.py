@@ -170,7 +170,7 @@ class AbstractAttention(AbstractLinearModel):
         return jnp.einsum("hoa,ha->o", self.value_rows(), attention @ tokens)
 
     def effective_weights(self) -> Float[Array, "O T T D"]:
-        return jnp.einsum("hoa,hbc->oabc", self.value_rows(), self.key_query())
+        return contract("hoa,hbc->oabc", self.value_rows(), self.key_query())
 
     def reduced_weights(self) -> Float[Array, "O O D D"]:
         return contract("hop,hdc->opdc", self.values, self.key_query()[:, : self.input_size])

@@ -48,7 +48,7 @@ class Separate(AbstractAttention):
         return jnp.concatenate([self.keys, labels], axis=2)
 
     def key_query(self) -> Float[Array, "H T D"]:
-        return jnp.einsum("hra,hrc->hac", self.key_rows(), self.queries)
+        return contract("hra,hrc->hac", self.key_rows(), self.queries)
 
     def reduced_weights(self) -> Float[Array, "O O D D"]:
         return contract("hop,hrd,hrc->opdc", self.values, self.keys, self.queries)
