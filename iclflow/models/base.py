@@ -24,8 +24,9 @@ class Blocks(enum.Enum):
     """Which weight blocks exist.
 
     The blocks 𝐯ᵢ and 𝐮ᵢ (separate: the last entry of each key) start at zero and, in the
-    population, stay there (App. C.1, E.1). `FROZEN` leaves them out, the reduced models (M) and
-    (S). `FULL` trains them, as the published code does: with P sequences they grow to P^(-1/2).
+    population, stay there, for they have no gradient (39)(40). `FROZEN` leaves them out, the
+    reduced models (M) and (S). `FULL` trains them, as the published code does: with P sequences
+    they grow to P^(-1/2).
     """
 
     FROZEN = "frozen"
@@ -178,7 +179,8 @@ class AbstractAttention(AbstractLinearModel):
 class AbstractInitialiser(eqx.Module):
     """key -> model.
 
-    The linear models start at init scale w: every layer's expected squared norm is w², (34)(36).
+    The linear models start at init scale w: every layer's expected squared norm is w²,
+    (34)-(37).
     """
 
     def __repr__(self) -> str:

@@ -15,6 +15,8 @@ from iclflow.tasks.base import AbstractTask
 class Separate(AbstractAttention):
     """W^{KQ}ᵢ = Σᵣ kᵢᵣ qᵢᵣᵀ; without the extra blocks ŷ = Σᵢ Σᵣ vᵢ βᵀ kᵢᵣ qᵢᵣᵀ x_q (S).
 
+    Rank one is (18).
+
     - `values`: vᵢ, label slot -> output.
     - `keys`, `queries`: kᵢᵣ and qᵢᵣ.
     - `value_inputs`: 𝐯ᵢ, input slots -> output; None for `Blocks.FROZEN`, as the next.

@@ -24,7 +24,7 @@ from iclflow.theory.drops.escape_path import EscapePath, slope_of
 
 @dataclasses.dataclass(frozen=True)
 class DormantHeads:
-    """Small heads in the singular basis of A_S; learned modes have gain 0 and are frozen (E6)."""
+    """Small heads (61)(69) in the singular basis of A_S; learned modes are frozen, gain 0 (E6)."""
 
     values: Float[np.ndarray, " H"]  # v
     sums: Float[np.ndarray, "H R D"]  # p = k + q

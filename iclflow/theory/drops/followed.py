@@ -211,7 +211,8 @@ class _Follower:
         smallest = float(np.sqrt(np.mean(keys.min(axis=(1, 2)) ** 2)))
         solver = scipy.integrate.LSODA(
             self.flow.slope, 0.0, self.state, self.horizon, rtol=TOLERANCE,
-            atol=TOLERANCE * max(smallest, 1e-12), jac=self.flow.jacobian,
+            atol=TOLERANCE * max(smallest, 1e-12),
+            jac=lambda t, y: self.flow.jacobian(t, y),  # SciPy < 1.17 reads its signature
         )  # fmt: skip
         times, states, pieces, arrived = [0.0], [self.state], [], False
         while solver.status == "running" and not arrived:

@@ -25,7 +25,7 @@ Source = Task | Population | Modes
 
 
 def growing_strength(source: Source, model: Merged) -> Float[Array, ""]:
-    """s(0) = ¼ Σᵢ (vᵢ + ⟨Uᵢ, G⟩/‖G‖)² (E2); the paper's ‖w₂(0)‖² holds for aligned weights."""
+    """s(0) = ¼ Σᵢ (vᵢ + ⟨Uᵢ, G⟩/‖G‖)² (E2); ‖w₂(0)‖² if aligned (44)."""
     return jnp.sum(_halves(Modes.of(source), model)[0] ** 2)
 
 

@@ -48,7 +48,7 @@ class CoupledFlow:
         return np.sum(v * s * p**2, **keep) / n, np.sum(s**2 * q**2, **keep) / n
 
     def loss(self, p: Weights, q: Weights) -> Float[np.ndarray, "*T"]:
-        """L, with the paper's factor ½."""
+        """L, the mean of ½ |ŷ - W x_q|² as in the second paper (5)."""
         s, v, n = self.modes.spectrum, self.modes.variances, self.modes.context
         p_part, _ = self._parts(p, q)
         terms = s**2 * q**2 * ((n + 1) / n * v * s * p**2 + p_part) - 2 * v * s**2 * p * q + v * s
