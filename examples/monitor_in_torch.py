@@ -20,8 +20,7 @@ from iclflow.checkpoints import Monitor
 
 jax.config.update("jax_enable_x64", True)
 torch.manual_seed(0)
-torch.set_num_threads(1)
-torch.set_default_dtype(torch.float64)
+double = {"dtype": torch.float64}
 
 # %% [markdown]
 # Rank-one linear attention, ŷ = Σ v (k·Σ y x)(q·x_q), and prompts.
@@ -29,15 +28,16 @@ torch.set_default_dtype(torch.float64)
 # %%
 count, pairs, heads = 20_000, 31, 4
 weights = {
-    "value": (0.02 * torch.randn(heads)).requires_grad_(),
-    "key": (0.012 * torch.randn(heads, 3)).requires_grad_(),
-    "query": (0.012 * torch.randn(heads, 3)).requires_grad_(),
+    "value": (0.02 * torch.randn(heads, **double)).requires_grad_(),
+    "key": (0.012 * torch.randn(heads, 3, **double)).requires_grad_(),
+    "query": (0.012 * torch.randn(heads, 3, **double)).requires_grad_(),
 }
 first = {name: jnp.asarray(w.detach().numpy()) for name, w in weights.items()}
 
-spread = torch.tensor([0.5, 0.3, 0.2]).sqrt()
-inputs, query = torch.randn(count, pairs, 3) * spread, torch.randn(count, 3) * spread
-tasks = torch.randn(count, 3, 1)
+spread = torch.tensor([0.5, 0.3, 0.2], **double).sqrt()
+inputs = torch.randn(count, pairs, 3, **double) * spread
+query = torch.randn(count, 3, **double) * spread
+tasks = torch.randn(count, 3, 1, **double)
 labels, target = (inputs @ tasks)[..., 0], (query[:, None] @ tasks)[:, 0, 0]
 context = (labels[..., None] * inputs).sum(1)  # no 1/N
 

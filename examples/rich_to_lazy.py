@@ -21,7 +21,7 @@ scales = np.geomspace(0.01, 1.0, 7)
 init = icl.Separate.initialiser(task, heads=4, scale=scales[0])
 steps = np.unique(np.concatenate([np.arange(200), np.geomspace(200, 40_000, 1_500).astype(int)]))
 runs = icl.sweep(
-    task, init, icl.Descent(rate=0.1), saveat=steps, axes={"scale": scales}, seeds=[1]
+    task, init, icl.Descent(rate=0.1), saveat=steps, axes={"scale": scales.tolist()}, seeds=[1]
 ).isel(seed=0)
 
 # %%
