@@ -19,6 +19,8 @@ from iclflow.linalg import contract
 from iclflow.results.display import short
 from iclflow.tasks.prompt import Prompt
 
+Pairs = tuple[Float[Array, " H"], Float[Array, "H R D"], Float[Array, "H R D"]]  # v, k, q
+
 
 class Blocks(enum.Enum):
     """Which weight blocks exist.
@@ -64,6 +66,12 @@ class AbstractModel(eqx.Module):
 
     def as_attention(self) -> "AbstractAttention | None":
         """The attention layer that has these weights, if there is one."""
+        return None
+
+    def pairs(
+        self,
+    ) -> Pairs | None:
+        """v, k and q, if they are all weights, in this order, and M = Σ v k qᵀ for one output."""
         return None
 
     def at_minimum(self, weights: Float[Array, "O O D D"]) -> "AbstractModel | None":

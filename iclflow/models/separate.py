@@ -8,7 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from iclflow.linalg import contract
-from iclflow.models.base import AbstractAttention, AbstractInitialiser, Blocks, require_positive
+from iclflow.models.base import (
+    AbstractAttention,
+    AbstractInitialiser,
+    Blocks,
+    Pairs,
+    require_positive,
+)
 from iclflow.tasks.base import AbstractTask
 
 
@@ -52,6 +58,13 @@ class Separate(AbstractAttention):
 
     def reduced_weights(self) -> Float[Array, "O O D D"]:
         return contract("hop,hrd,hrc->opdc", self.values, self.keys, self.queries)
+
+    def pairs(
+        self,
+    ) -> Pairs | None:
+        if self.blocks is Blocks.FULL or self.values.shape[1] > 1:
+            return None
+        return self.values[:, 0, 0], self.keys, self.queries
 
     def scores(self, tokens: Float[Array, "n T"], query: Float[Array, " D"]) -> Float[Array, "H n"]:
         activity = jnp.einsum("hrc,c->hr", self.queries, query)
