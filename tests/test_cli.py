@@ -7,16 +7,19 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from written_checkpoints import gpt2, save
 
 import iclflow as icl
 from iclflow.cli import COMMANDS, build_parser, main
 from iclflow.cli.interrupts import EXIT
 from iclflow.results.netcdf import load
 
+DATA = Path(__file__).parent / "data"
 FAST = ["--spectrum", "0.5,0.3", "--context", "5", "--heads", "2", "--init", "0.5", "--steps", "50"]
 
 
@@ -148,6 +151,7 @@ def test_in_weight_tests_are_recorded(capsys):
 @pytest.mark.parametrize("vary", ["weights", "data", "all"])
 def test_vary(capsys, vary):
     found = simulate(capsys, "--sequences", 40, "--seeds", 2, "--vary", vary, "--rate", 0.05)
+    assert found["blocks"] == "full"
     assert found["initial_loss"][0] != found["initial_loss"][1]
 
 
@@ -160,7 +164,9 @@ def test_a_diverging_rate_is_a_result(capsys, tmp_path):
     assert "diverged at step" in err
     assert found["result"] == ["diverged"]
     assert 0 < found["stopped"][0] < 50
+    assert found["engine"].startswith("vmap (too few runs")
     assert out.exists()
+    assert call(capsys, "simulate", *FAST, "--rate", 100, "--out", out, "--json")[::2] == (2, err)
 
 
 def test_settings_file(capsys, tmp_path):
@@ -493,6 +499,10 @@ def test_examples_of_the_help_work_as_printed(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     curve = ["step,loss", *(f"{i},{1 if i < 300 else 0.64}" for i in range(600))]
     (tmp_path / "loss.csv").write_text("\n".join(curve))
+    (tmp_path / "runs").mkdir()
+    shutil.copy(DATA / "events.out.tfevents.scalars", tmp_path / "runs" / "events.out.tfevents.1")
+    for step in (1, 2):
+        save(tmp_path / f"trainer_output/checkpoint-{step}", *gpt2(np.random.default_rng(step)))
     for command in ("diagnose", "animate", "theory", "simulate"):
         for folder in ("run.nc", "run.nc.unfinished"):
             shutil.rmtree(tmp_path / folder, ignore_errors=True)

@@ -181,6 +181,8 @@ def test_a_rate_that_diverges_keeps_what_was_computed(capsys, tmp_path):
     table = np.loadtxt(text)
     assert np.isfinite(table[0])
     assert np.isnan(table[-1])
+    again = fails(capsys, *SMALL, "--lr", "50", "--init", "2", "--out", str(tmp_path))
+    assert again == err
 
 
 @pytest.mark.parametrize("arguments", [["--init", "1e200"], ["--init", "1e100", "--lr", "1e300"]])

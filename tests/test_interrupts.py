@@ -143,7 +143,8 @@ def test_no_moment_is_a_bad_one(command, tmp_path):
     arguments, longest = LONG[command]
     if command == "diagnose":
         made = started(tmp_path, [*RUN[:-3], "20001", "--seeds", "4", "--out", "run.nc"])
-        assert made.wait() == 0
+        _, err = made.communicate()
+        assert made.returncode == 0, err
     wrong = []
     for i, delay in enumerate(np.linspace(0.5, longest, 14)):
         number = list(EXIT)[i % 2]

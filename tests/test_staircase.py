@@ -101,6 +101,7 @@ CASES = {
         {"spectrum": [1.0, 0.5], "context": 200, "tasks": Normal(covariance=[1.0, 3.0])},
         3, 1, 1e-3,
     ),
+    "a last mode thirty times slower": ({"spectrum": [1.0, 0.05], "context": 20}, 3, 1, 1e-4),
 }  # fmt: skip
 
 
@@ -167,6 +168,7 @@ def test_the_curve_shows_every_drop():
 
 
 def test_value_weights_follow_the_scalar_ode():
+    """(25)(26)(64)(66)(72): the flow's own value weights, drop by drop."""
     worst = []
     for seed in range(3):
         stairs, flow, true = compare(LINEAR, start(LINEAR, 1e-3, seed))
@@ -198,6 +200,7 @@ def test_condition_number_is_the_response_to_a_perturbation():
 
 
 def test_the_papers_durations_are_an_order_of_magnitude():
+    """(68)(73) are off by a factor for random heads, and right for an aligned one."""
     ratios = []
     for seed in range(30):
         stairs = staircase(LINEAR, start(LINEAR, 1e-3, seed), probes=0)

@@ -332,6 +332,7 @@ def test_the_shell_runs_says_and_resumes(tmp_path, capsys, monkeypatch):
     assert cli.main(given) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["cells"], found["finished"], found["failed"]) == (4, 4, 0)
+    assert [name.partition(" (")[0] for name in found["engines"]] == ["vmap"]
     for options in (["--x", "scale"], ["--x", "final_loss", "--color", "scale"]):
         assert cli.main(["plot", "s.zarr", *options, "--y", "drop_times"]) == 0
     assert (tmp_path / "s.png").stat().st_size > 1000

@@ -24,7 +24,8 @@ def finished(out: Path, key: str, *, force: bool) -> Any:
     runs = load(out) if out.exists() else None
     if runs is None or interrupted(runs):
         return None
-    print(f"iclflow: {out} has this run already; --force trains it anew", file=sys.stderr)
+    if not failed(runs):  # else the command has its own line to say
+        print(f"iclflow: {out} has this run already; --force trains it anew", file=sys.stderr)
     return runs
 
 
@@ -66,3 +67,10 @@ def interrupted(runs: Any) -> bool:
     from iclflow.runs.labels import INTERRUPTED
 
     return "result" not in runs or bool((runs["result"].values == INTERRUPTED).any())
+
+
+def failed(runs: Any) -> bool:
+    """Whether any of the runs diverged."""
+    from iclflow.runs.labels import FAILED, OUTCOMES
+
+    return any(OUTCOMES[code] in FAILED for code in runs["result"].values.ravel())

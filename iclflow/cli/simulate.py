@@ -32,9 +32,6 @@ A run with --out that was stopped (Ctrl-C, SIGTERM) goes on when the same comman
 """
 
 
-FINE = ("finished", "step_limit", "interrupted")
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The fields of `iclflow.study.settings.Settings`, and what becomes of the result."""
     add_settings(parser, TASK, MODEL, DATA, DYNAMICS, RUNS)
@@ -102,7 +99,9 @@ def exit_code(summary: dict[str, Any]) -> int:
 
     `KeyboardInterrupt` with where they are if the run was stopped.
     """
-    failed = [i for i, result in enumerate(summary["result"]) if result not in FINE]
+    from iclflow.runs.labels import FAILED
+
+    failed = [i for i, result in enumerate(summary["result"]) if result in FAILED]
     if failed:
         first = failed[0]
         rate = "" if summary["rate"] is None else f" at rate {summary['rate']:g}"
@@ -146,6 +145,13 @@ def show(summary: dict[str, Any]) -> None:
     console = Console()
     console.print(f"[bold]{summary['title']}[/bold]")
     console.print(f"level: {summary['level']} ({summary['level_reason']})")
+    if summary["blocks"] == "full":
+        console.print(
+            "zero blocks: trained; --blocks frozen leaves them out, as the library's initialisers "
+            "do by default",
+            soft_wrap=True,
+        )
+    console.print(f"engine: {summary['engine']}", markup=False, soft_wrap=True)
     if summary["rate"] is not None:
         largest = max(summary["rate_times_sharpness"])
         console.print(

@@ -126,14 +126,15 @@ def carry_out(args: argparse.Namespace, design: Any, example: Any, began: float)
         return 0
     if not args.json:
         print("\n".join(sentences(expected)))
+    engines: list[str] = []
     try:
-        with cluster(args) as client, standing(quiet=args.json) as progress:
+        with cluster(args) as client, standing(engines, quiet=args.json) as progress:
             store = run_design(design, args.out, block=args.block, client=client, progress=progress)
     except KeyboardInterrupt:
         again = shlex.join(["iclflow", *sys.argv[1:]])
         print(f"iclflow: interrupted; what was computed is kept. Go on: {again}", file=sys.stderr)
         return 130
-    found, more = outcome(store) | {"out": str(args.out)}, []
+    found, more = outcome(store) | {"engines": engines, "out": str(args.out)}, []
     if example is not None:
         from iclflow.results.pictures import save_figure
 
@@ -160,8 +161,8 @@ def cluster(args: argparse.Namespace) -> Iterator[Any]:
 
 
 @contextmanager
-def standing(*, quiet: bool) -> Iterator[Callable[[Any], None]]:
-    """A bar of cells done, their rate, the time left, and failures."""
+def standing(engines: list[str], *, quiet: bool) -> Iterator[Callable[[Any], None]]:
+    """A bar of cells done, their rate, the time left, and failures; notes the engines that ran."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
@@ -176,6 +177,7 @@ def standing(*, quiet: bool) -> Iterator[Callable[[Any], None]]:
         def update(now: Any) -> None:
             nonlocal first
             first = now.done if first is None else first
+            engines[:] = now.engines
             if now.lost and now.done == first and not now.failed:
                 line = f"iclflow: damaged chunks: {now.lost} cells are computed anew"
                 print(line, file=sys.stderr)
@@ -230,7 +232,7 @@ def outcome(store: Any) -> dict[str, Any]:
 
 def lines(found: dict[str, Any]) -> list[str]:
     """The outcome in words."""
-    said = ("cells", "failed", "reasons", "out", "plot", "found", "seconds")
+    said = ("cells", "failed", "reasons", "engines", "out", "plot", "found", "seconds")
     ended = [f"{count:,} {name.replace('_', ' ')}" for name, count in found.items()
              if name not in said]  # fmt: skip
     failed = (
@@ -238,6 +240,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     )
     return [
         f"{found['cells']:,} cells: {', '.join([*ended, *failed])}",
+        *(f"engine: {name}" for name in found["engines"]),
         f"wrote {found['out']}, {found['seconds']:.1f} s",
     ]
 

@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     from iclflow.published import InitConvention, Options, train
     from iclflow.published.training import stated
     from iclflow.results.provenance import content_key
-    from iclflow.runs.labels import OUTCOMES
+    from iclflow.runs.labels import FAILED, OUTCOMES
 
     began = time.perf_counter()
     fields = [field.name for field in dataclasses.fields(Options)]
@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
         report(summary)
     if args.show:
         open_window(figure, picture)
-    if result not in ("finished", "interrupted"):
+    if result in FAILED:
         raise ValueError(
             f"{result.replace('_', ' ')} at epoch {stopped}: --lr {options.lr:g} or --init "
             f"{options.init:g} is too large; what was computed is in {text}"

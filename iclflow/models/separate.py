@@ -21,6 +21,8 @@ from iclflow.tasks.base import AbstractTask
 class Separate(AbstractAttention):
     """W^{KQ}ᵢ = Σᵣ kᵢᵣ qᵢᵣᵀ; without the extra blocks ŷ = Σᵢ Σᵣ vᵢ βᵀ kᵢᵣ qᵢᵣᵀ x_q (S).
 
+    Rank one is (18).
+
     - `values`: vᵢ, label slot -> output.
     - `keys`, `queries`: kᵢᵣ and qᵢᵣ.
     - `value_inputs`: 𝐯ᵢ, input slots -> output; None for `Blocks.FROZEN`, as the next.
@@ -52,7 +54,7 @@ class Separate(AbstractAttention):
         return jnp.concatenate([self.keys, labels], axis=2)
 
     def key_query(self) -> Float[Array, "H T D"]:
-        return jnp.einsum("hra,hrc->hac", self.key_rows(), self.queries)
+        return contract("hra,hrc->hac", self.key_rows(), self.queries)
 
     def reduced_weights(self) -> Float[Array, "O O D D"]:
         return contract("hop,hrd,hrc->opdc", self.values, self.keys, self.queries)

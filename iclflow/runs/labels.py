@@ -14,6 +14,7 @@ from iclflow.runs.record import QUANTITIES
 
 OUTCOMES = ("finished", "diverged", "not_a_number", "step_limit", "interrupted")
 INTERRUPTED = OUTCOMES.index("interrupted")
+FAILED = ("diverged", "not_a_number")
 
 
 def outcome(result: RESULTS) -> np.ndarray:

@@ -125,11 +125,14 @@ class Settings(Fields):
     def initialiser(self, task: Task) -> AbstractInitialiser:
         """The initialiser of the model, at scale `scale`."""
         kind = MODELS[self.model]
-        given = {"heads": self.heads, "rank": self.rank, "blocks": self._blocks()}
+        given = {"heads": self.heads, "rank": self.rank, "blocks": self.zero_blocks()}
         options = {name: given[name] for name in kind.options}
         return kind.initialiser(task, scale=self.scale, **options)
 
-    def _blocks(self) -> Blocks:
+    def zero_blocks(self) -> Blocks | None:
+        """Whether the zero blocks are trained: as asked, else on finite data; None without any."""
+        if "blocks" not in MODELS[self.model].options:
+            return None
         if self.blocks != "auto":
             return Blocks(self.blocks)
         finite = self.sequences is not None or self.fixed_fraction > 0

@@ -209,7 +209,7 @@ class Study:
 
     def summary(self, runs: xr.Dataset, theory: "Comparison | None" = None) -> dict[str, Any]:
         """Numbers of the runs, ready for JSON."""
-        settings = self.settings
+        settings, blocks = self.settings, self.settings.zero_blocks()
         rate = float(self.dynamics.rate) if isinstance(self.dynamics, Descent) else None
         last = [_last(row) for row in runs["loss"].values]
         tests = {name: [_last(row) for row in runs[name].values] for name in self.tests}
@@ -218,6 +218,8 @@ class Study:
             "model": settings.model,
             "level": self.choice.level,
             "level_reason": self.choice.reason,
+            "blocks": blocks and blocks.value,
+            "engine": runs.attrs["engine"],
             "rate": rate,
             "rate_times_sharpness": None
             if rate is None

@@ -39,6 +39,7 @@ class Answer:
     clocks: dict[str, np.ndarray]  # clock and step at the save points, [point, time]
     done: np.ndarray  # [point, seed]
     failures: list[tuple[int, int, str]]  # point, seed, reason
+    engines: tuple[str, ...] = ()  # what advanced the batches, and why
 
 
 # A batch, t/τ and the marks of its runs [2, run, time], and its summaries.
@@ -60,7 +61,8 @@ def compute(block: Block) -> Answer:
     done = np.zeros(block.wanted.shape, bool)
     for result, _, _ in found:
         done[tuple(result.batch.cells.T)] = True
-    return Answer(_laid_out(found, block), _clocks(found, block), done, failures)
+    engines = tuple(dict.fromkeys(result.engine for result, _, _ in found))
+    return Answer(_laid_out(found, block), _clocks(found, block), done, failures, engines)
 
 
 @dataclasses.dataclass(frozen=True)

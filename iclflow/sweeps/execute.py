@@ -33,6 +33,7 @@ class Standing:
     total: int
     failed: int
     lost: int = 0  # of damaged chunks, computed anew
+    engines: tuple[str, ...] = ()  # that computed, and why
 
 
 def run(
@@ -73,6 +74,7 @@ def run(
                 standing,
                 done=standing.done + int(answer.done.sum()),
                 failed=standing.failed + len(answer.failures),
+                engines=tuple(dict.fromkeys((*standing.engines, *answer.engines))),
             )
             if progress is not None:
                 progress(standing)

@@ -8,7 +8,7 @@ from iclflow.experiments.base import Claim, below, near
 from iclflow.experiments.linear_transformer.claims import ROUNDING
 from iclflow.experiments.runs import delayed
 
-DETECTED = 0.2  # of a half-time: less than the width of a cliff, and stages are a factor 4 apart
+INSIDE = "inside the cliff, a from a tenth to nine tenths: ln 9/ln(1/(s a₀)) of its half-time"
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
@@ -123,13 +123,18 @@ def _detectors(data: xr.Dataset) -> list[Claim]:
         found.append(
             below(
                 f"lt-detects-{name}", f"Every time scale is {what}, over the logarithm of time",
-                f"2nd paper, {where}" if where else "", float(np.abs(bends / half - 1).max()),
-                DETECTED,
-                "a fifth of a half-time: less than a cliff's width; stages are a factor four apart",
-                note, population=True, beyond=not where,
+                f"2nd paper, {where}" if where else "", _distance(data, bends), 1.0, INSIDE, note,
+                population=True, beyond=not where,
             )
         )  # fmt: skip
     return found
+
+
+def _distance(data: xr.Dataset, found: np.ndarray) -> float:
+    """How far times are from their half-times, in half the width of each cliff, by (13)."""
+    start = data["eigenvalue"].values * float(data.attrs["scale"]) ** 2
+    width = np.log(9) / np.log(1 / start)
+    return float((np.abs(found / data["half_time"].values - 1) / width).max())
 
 
 def _rank(data: xr.Dataset) -> Claim:
@@ -142,8 +147,7 @@ def _rank(data: xr.Dataset) -> Claim:
     found = np.append(least, rise)
     return below(
         "lt-detects-rank", "Every time scale shows in the effective rank without the modes learned "
-        "before", "2nd paper, Fig. 4C", float(np.abs(found / half - 1).max()), DETECTED,
-        "a fifth of a half-time: less than a cliff's width; stages are a factor four apart",
+        "before", "2nd paper, Fig. 4C", _distance(data, found), 1.0, INSIDE,
         f"least rank without 0, 1, … modes at {_epochs(least)}, and the last rise at {rise:.0f} "
         f"epochs; half-times {_epochs(half)}", population=True,
     )  # fmt: skip

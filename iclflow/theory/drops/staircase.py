@@ -9,8 +9,8 @@ import enum
 from collections.abc import Sequence
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float, Int
-from scipy.special import ndtri
 
 from iclflow.losses import Population
 from iclflow.models import AbstractModel
@@ -99,7 +99,7 @@ def staircase(
 
     On each plateau every dormant head has a blow-up time in closed form; the first to blow up
     makes the next drop. Relative error of the times, median and worst over 30 fresh random tasks
-    of two to five dimensions (benchmarks/staircase.py): by the flow 2e-6 and 3e-3 at w = 1e-2, 4e-6
+    of two to five dimensions (benchmarks/staircase.py): by the flow 2e-6 and 3e-5 at w = 1e-2, 4e-6
     and 1e-4 at w = 0.07; by the scalar courses 8e-4 and 0.3, 9e-3 and 0.8.
 
     - `source`: the task (one output), any Λ, S_w and noise; equal and zero eigenvalues allowed.
@@ -207,6 +207,6 @@ def _perturbed(weights: Weights, number: int) -> Weights:
     step, count, moved = np.sqrt([2.0, 3.0, 5.0, 7.0, 11.0, 13.0][number % 6]), 0, []
     for a in weights:
         even = (np.arange(count + 1, count + 1 + a.size) * step * (1 + number // 6)) % 1.0
-        moved.append(a * (1 + PERTURBATION * ndtri(even).reshape(a.shape)))
+        moved.append(a * (1 + PERTURBATION * scipy.special.ndtri(even).reshape(a.shape)))
         count += a.size
     return moved[0], moved[1], moved[2]
