@@ -39,7 +39,8 @@ class Flow(AbstractDynamics):
     - `max_steps`: the most steps of the solver between two calls; a longer run ends with the
       result `step_limit`.
     - `solver`: an adaptive solver of Diffrax, `diffrax.Tsit5()` unless given;
-      `iclflow.dynamics.chebyshev.Chebyshev()` is the one for long plateaus.
+      `iclflow.Rosenbrock()` is the one for attention in the population over long times and in
+      many dimensions, `iclflow.Chebyshev()` for long plateaus of anything else.
     """
 
     tolerance: float = 1e-9
