@@ -1,7 +1,10 @@
 # Everything lives in .venv; the first call of a target installs what it needs, later ones do not.
 #   make reproduce   the figures and the scorecard, into report/index.html (core install only)
 #   make test        every check: lint, format, types, tests, documentation
+#   make gallery     run the examples and keep their output and pictures for the documentation
 #   make test-all    the same with the slow tests, and property tests on new random examples
+#   make test-lowest     tests at the lowest versions that pyproject.toml allows (TESTS="tests" for all)
+#   make release-check   sdist and wheel: contents, metadata, and the tests against the installed wheel
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,7 +18,11 @@ JOBS ?= 2
 export OPENBLAS_NUM_THREADS := 1
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: reproduce install test test-all lint docs clean
+# Between them these use every dependency.
+TESTS ?= $(addprefix tests/test_, files.py plots.py display.py simulate.py staircase.py cli.py sweep.py \
+	sweep_store.py fused.py animate.py checkpoints.py factored.py)
+
+.PHONY: gallery reproduce install test test-all test-lowest release-check lint docs clean
 
 reproduce: $(VENV)/.core
 	$(BIN)/iclflow reproduce all --out report
@@ -30,16 +37,26 @@ test-all: lint
 	ICLFLOW_EXAMPLES=random $(PYTEST) -m "slow or not slow"
 	$(BIN)/mkdocs build --quiet --strict
 
+# Old libraries warn of one another, which is no failure of ours.
+test-lowest: $(VENV)-lowest/.all
+	$(VENV)-lowest/bin/python -m pytest -n $(JOBS) --dist loadfile -o filterwarnings=default $(TESTS)
+
+release-check: $(VENV)/.all
+	$(BIN)/python release/check.py
+
 lint: $(VENV)/.all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+gallery: $(VENV)/.all
+	$(BIN)/python docs/gallery.py
+
 docs: $(VENV)/.all
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) site report build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest site report build dist .pytest_cache .ruff_cache .hypothesis
 	find iclflow tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -52,3 +69,10 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.all: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	touch $(VENV)/.core $@
+
+$(VENV)-lowest/.all: pyproject.toml release/lowest.py
+	$(PYTHON) -m venv --clear $(VENV)-lowest
+	$(PYTHON) release/lowest.py > $(VENV)-lowest/constraints.txt
+	$(VENV)-lowest/bin/python -m pip --disable-pip-version-check install --quiet \
+		--constraint $(VENV)-lowest/constraints.txt --editable ".[$(EXTRAS)]"
+	touch $@

@@ -27,6 +27,7 @@ from iclflow.dynamics import Optax as Optax
 from iclflow.dynamics import sharpness as sharpness
 from iclflow.dynamics import stable_rate as stable_rate
 from iclflow.dynamics.chebyshev import Chebyshev as Chebyshev
+from iclflow.dynamics.rosenbrock import Rosenbrock as Rosenbrock
 from iclflow.explorer import explore as explore
 from iclflow.losses import AbstractFeatureMap as AbstractFeatureMap
 from iclflow.losses import AbstractLoss as AbstractLoss

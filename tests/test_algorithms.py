@@ -216,6 +216,7 @@ def test_mistakes():
 
 
 def test_fixed_points_are_the_algorithms():
+    """(27) has the loss (24) of its plateau."""
     task = tasks()["paper"]
     modes = Modes.of(task)
     for m in range(5):

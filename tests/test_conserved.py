@@ -71,6 +71,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_exact_under_flow(systems, name):
+    """(17)(79)(85), E7, along SciPy's flow of any loss."""
     loss, model = systems[name]
     flat, unravel = ravel_pytree(model)
     velocity = jax.jit(jax.grad(lambda w: -loss(unravel(w)) / 2))

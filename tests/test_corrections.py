@@ -53,6 +53,7 @@ def hessian_eigenvalues(weights, *task):
 
 
 def test_the_flow_of_the_query_has_q_k_transposed():
+    """(19c)."""
     covariance, second, cross = task = moments(SPECTRUM, np.eye(4), 31)
     off = []
     for seed in range(50):
@@ -71,6 +72,7 @@ def test_the_flow_of_the_query_has_q_k_transposed():
 
 
 def test_order_of_learning_follows_the_drop_not_the_gain():
+    """E1."""
     covariance, second, cross = task = moments([1.0, 0.5], np.diag([1.0, 3.0]), 200)
     gains, scales = np.diag(cross), np.diag(covariance) * np.diag(second)
     drops, weight = gains**2 / scales, gains / scales
@@ -84,6 +86,7 @@ def test_order_of_learning_follows_the_drop_not_the_gain():
 
 
 def test_fixed_points_of_any_task_are_partial_singular_value_decompositions():
+    """E1."""
     rng = np.random.default_rng(0)
     root = rng.normal(size=(3, 3))
     covariance, second, cross = task = moments([0.5, 0.3, 0.2], root @ root.T, 10, noise=0.1)
@@ -143,6 +146,7 @@ def white_merged(scale, seed, size=4, heads=8, context=31):
 
 
 def test_white_time_course_starts_from_the_growing_half():
+    """E2, for s(0) in (15)."""
     scales = [1e-1, 1e-2, 1e-3]
     errors = np.array([white_merged(scale, seed=3)[0] for scale in scales])
     slopes = np.diff(np.log10(errors[:, 0])) / np.diff(np.log10(scales))
@@ -151,6 +155,7 @@ def test_white_time_course_starts_from_the_growing_half():
 
 
 def test_merged_plateau_duration_is_a_leading_logarithm():
+    """(51)."""
     scales = np.array([1e-2, 1e-3, 1e-4, 1e-6])
     _, measured, predicted = zip(*(white_merged(scale, seed=3) for scale in scales), strict=True)
     ratio = np.array(measured) / np.array(predicted)
@@ -161,6 +166,7 @@ def test_merged_plateau_duration_is_a_leading_logarithm():
 
 
 def test_dormant_heads_of_a_fixed_point_obey_one_scalar_equation():
+    """E4, in place of (C3)."""
     covariance, second, cross = task = moments(SPECTRUM, np.eye(4), 31)
     weight = np.diag(cross) / (np.diag(covariance) * np.diag(second))
     v, k, q = rank_one([(0, weight[0])], 4, heads=2)
@@ -176,6 +182,7 @@ def test_dormant_heads_of_a_fixed_point_obey_one_scalar_equation():
 
 
 def test_merged_zero_function_is_stationary_on_a_manifold():
+    """E4, in place of (14a)."""
     covariance, second, cross = moments(SPECTRUM, np.eye(4), 31)
     first = np.random.default_rng(4).normal(size=(3, 4, 4))
     first -= np.einsum("hdc,dc->h", first, cross)[:, None, None] * cross / np.sum(cross**2)
@@ -191,6 +198,7 @@ def test_merged_zero_function_is_stationary_on_a_manifold():
 
 
 def test_learned_components_of_a_dormant_head_freeze_one_by_one():
+    """E6, the third term of (70)."""
     gains = np.array([0.0, 0.09, 0.04, 0.01])  # mode 1 learned
 
     def flow(_, state):
@@ -205,6 +213,7 @@ def test_learned_components_of_a_dormant_head_freeze_one_by_one():
 
 
 def test_key_and_query_gram_matrices_are_conserved_entry_by_entry():
+    """E7, of which (85) is the diagonal."""
     task = moments(SPECTRUM, np.eye(4), 31)
     keys = jax.random.split(jax.random.key(0), 3)
     weights = v, k, q = (
@@ -224,6 +233,7 @@ def test_key_and_query_gram_matrices_are_conserved_entry_by_entry():
 
 
 def test_minimal_norm_of_a_rank_two_head():
+    """E9, of which (78) is rank one."""
     covariance, second, cross = task = moments(SPECTRUM, np.eye(4), 31)
     m = np.diag(cross) / (np.diag(covariance) * np.diag(second))
     value = (m[0] + m[1]) ** (1 / 3)
@@ -240,6 +250,7 @@ def implicit_time(x):
 
 
 def test_time_course_of_a_value_weight_in_elementary_functions():
+    """(67)."""
     a = SPECTRUM**2 * (1 + (1 + SPECTRUM.sum() / SPECTRUM) / 31)
     gain, c = SPECTRUM[1] ** 2, (a[1] / SPECTRUM[1]) ** (1 / 3)
     start = 1e-2
@@ -260,6 +271,7 @@ def test_time_course_of_a_value_weight_in_elementary_functions():
 
 
 def test_the_attention_normaliser_is_a_rescaling():
+    """E8."""
     context, steps, rate = 7, 1500, 0.04  # well inside the stable rates
     task = Task(SPECTRUM, context, rotation=jax.random.key(5))
     unnormalised = task.replace(normaliser=Normaliser.NONE)
@@ -288,6 +300,7 @@ def descend(task, model, rate, steps):
 
 @pytest.mark.parametrize("normaliser", [Normaliser.PAIRS, Normaliser.TOKENS, Normaliser.CONTEXT])
 def test_moments_at_varying_length(normaliser):
+    """E3."""
     lengths, context, noise = np.array([2, 3, 8]), 8, 0.3
     covariance, task_covariance = np.diag([0.7, 0.3]), np.diag([1.0, 2.0])
     z = {"pairs": lengths, "tokens": lengths + 1, "context": 0 * lengths + context}[

@@ -47,6 +47,7 @@ def literal_descent(model, task, rate, steps):
 
 
 def test_descent_is_the_literal_update():
+    """(10)(19)(80) by hand, and the clock 2η a step."""
     task, loss, model = standard()
     run = simulate(loss, model, Descent(0.2), saveat=np.arange(301))
     np.testing.assert_allclose(run.loss, literal_descent(model, task, 0.2, 300), atol=1e-13)
@@ -54,7 +55,7 @@ def test_descent_is_the_literal_update():
 
 
 def test_descent_approaches_flow_at_first_order():
-    """At equal t/τ the difference halves with the rate: slope 1."""
+    """(10): at equal t/τ the difference halves with the rate, slope 1."""
     _, loss, model = standard(scale=0.8)
     flow = simulate(loss, model, Flow(1e-11), saveat=np.linspace(0, 40, 11))
     errors, rates = [], np.array([0.2, 0.1, 0.05, 0.025])

@@ -56,6 +56,7 @@ def test_marks_are_distinct_and_reach_the_end():
 
 
 def test_correlations_are_those_of_the_paper():
+    """(41)(42) in NumPy."""
     task = four_input_task()
     cross, second = correlations(four_input_population())
     covariance = np.asarray(task.covariance)
@@ -138,6 +139,7 @@ NAMES += ["v2-init", "v2-length", "zero-blocks", "lt-blocks"]
 @pytest.mark.parametrize("rank", [1, fixed_points.RANK])
 @pytest.mark.parametrize("index_set", [(), (1,), (0, 3), (0, 1, 2, 3)])
 def test_random_weights_of_a_fixed_point_meet_its_conditions(index_set, rank):
+    """(C1)(C2)(C3)(84), the function (23)(83), and at rest though not at zero."""
     point = FixedPoint.of(four_input_task(), index_set)
     model = fixed_points.fixed_weights(point, rank, np.random.default_rng(3)).reduce()
     np.testing.assert_allclose(model.reduced_weights()[0, 0], point.weight, atol=1e-12)
@@ -145,7 +147,7 @@ def test_random_weights_of_a_fixed_point_meet_its_conditions(index_set, rank):
     assert found.satisfied(1e-11)
     assert int(found.active.sum()) == -(-len(index_set) // rank)
     dormant = model.keys[~found.active]
-    assert float(abs(dormant[:, :rank]).min()) > 0  # at rest, though not at zero
+    assert float(abs(dormant[:, :rank]).min()) > 0
 
 
 def test_phase_is_the_integral_of_the_value():

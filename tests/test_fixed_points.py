@@ -61,6 +61,7 @@ evaluate = jax.jit(lambda population, model: population(model))
 
 @pytest.mark.parametrize("name", ["paper", "non-commuting", "task mean", "zero eigenvalue"])
 def test_descent_direction_is_the_gradient(name):
+    """(13)(19)(80) by automatic differentiation."""
     task = tasks()[name]
     population = Population(task)
     for model in (
@@ -76,6 +77,7 @@ def test_descent_direction_is_the_gradient(name):
 
 @ALL
 def test_every_fixed_point_has_weights_at_rest(task):
+    """(21)(57)(81)(83), E1: the gradient vanishes there, and the function is M(S) (23)(C1)."""
     population = Population(task)
     heads = 5  # two shapes for every dimension keep compilation short
     for point in itertools.islice(all_fixed_points(task), 32):
@@ -282,6 +284,7 @@ def test_nearest_respects_the_architecture():
 
 
 def test_enumeration_is_lazy_and_complete():
+    """(22)(82): every set once, the small ones first."""
     sizes = [
         len(p.index_set) for p in itertools.islice(all_fixed_points(Task(np.ones(30), 31)), 40)
     ]

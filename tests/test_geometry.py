@@ -31,6 +31,7 @@ def test_equal_singular_values_give_their_number(rank):
 
 
 def test_effective_rank_is_equation_15():
+    """Second paper (15), term by term."""
     values = np.array([3.0, 1.0, 0.5, 0.0])
     share = values[:3] / values.sum()
     expected = np.exp(-np.sum(share * np.log(share)))
@@ -134,6 +135,7 @@ def test_principal_angles_between_subspaces_of_different_size():
 
 
 def test_subspace_distance_is_the_least_squares_minimum():
+    """Second paper (16): min over A of ‖A M - M∞‖, by NumPy."""
     matrix, final = with_values([3, 2], 6, 7, seed=1), with_values([2, 1, 0.5], 6, 7, seed=5)
     solution = np.linalg.lstsq(np.asarray(matrix).T, np.asarray(final).T, rcond=1e-10)[0].T
     best = np.linalg.norm(solution @ matrix - final) / np.linalg.norm(final)

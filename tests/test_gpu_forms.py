@@ -1,4 +1,4 @@
-"""What is computed otherwise on a GPU is the same: contractions, and the loop of descent."""
+"""What is computed otherwise is the same: small contractions, and the loop of descent on a GPU."""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,6 @@ def gpu(monkeypatch):
     jax.clear_caches()
 
 
-@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
     "subscripts",
     ["ab,bc->ac", "ab,bc->ca", "a,a->", "ab->ba", "ab,cb,bde->dace", "ab,ab->a", "hac,hbc->ab",

@@ -157,11 +157,43 @@ def test_theory_draws_no_random_numbers_but_in_estimates_that_say_so():
     assert drawing == {"summary.py"}
 
 
-def test_importing_the_package_imports_no_science():
-    program = "import sys, iclflow; print(*(m for m in sys.modules if m.split('.')[0] in sys.argv))"
-    command = [sys.executable, "-c", program, PACKAGE, "jax", "numpy", "equinox"]
-    shown = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert shown.split() == [PACKAGE]
+def modules_after(*command: str) -> set[str]:
+    """What is loaded in a process of its own when a program has run."""
+    program = (
+        "import runpy, sys\n"
+        "try: runpy.run_module(sys.argv[1], run_name='__main__')\n"
+        "except SystemExit: pass\n"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    if command[0] == "-c":
+        program, command = f"{command[1]}\nimport sys; print(*sys.modules, file=sys.stderr)", ()
+    shown = subprocess.run(
+        [sys.executable, "-c", program, *command],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return set(shown.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "command", [("-c", "import iclflow"), ("iclflow", "--help"), ("iclflow", "--version")]
+)
+def test_a_start_imports_no_science(command):
+    loaded = modules_after(*command)
+    assert PACKAGE in loaded
+    assert loaded & {"jax", "numpy", "equinox", "xarray", "scipy", "rich"} == set()
+
+
+def test_a_sweep_is_ready_without_what_it_may_never_need():
+    loaded = modules_after("-c", "import iclflow as icl; icl.Task, icl.Separate, icl.sweep")
+    assert {"jax", "xarray"} <= loaded
+    seldom = {"scipy.integrate", "scipy.optimize", "scipy.stats", "matplotlib", "diffrax", "numba"}
+    seldom |= {"jax.experimental.pallas", "h5netcdf", "dask", "zarr", "rich", "safetensors.numpy"}
+    assert loaded & seldom == set()
+
+
+@pytest.mark.parametrize("command", ["bench", "simulate", "sweep"])
+def test_the_help_of_a_command_imports_no_jax(command):
+    assert modules_after(PACKAGE, command, "--help") & {"jax", "scipy", "xarray", "rich"} == set()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The linear transformer with vector outputs on the ladder: task, model, losses, training."""
+"""The linear transformer (second paper) on the ladder: task, model, losses, training."""
 
 import equinox as eqx
 import jax
@@ -44,7 +44,7 @@ def diagonal(matrices):
 
 
 def test_prediction_is_the_literal_transformer():
-    """(8) is the lower right of f(Z) = Z + W^P (ZZᵀ/N) W^Q Z, all blocks and the rest of W too."""
+    """(8) is the lower right of f(Z) (1), all blocks and the rest of W too."""
     task, rng = transformer_task(), np.random.default_rng(1)
     prompt = task.sample(KEY)
     p1, p2, q1, q2 = rng.normal(size=(4, 4, 4))
@@ -147,7 +147,7 @@ def test_population_is_the_coupled_mean_loss(variances):
 
 
 def test_mean_loss_and_gradient_against_monte_carlo():
-    """Samples of Σ̂, λ and x_q in NumPy, nothing shared with the library."""
+    """(5) over samples of Σ̂, λ and x_q in NumPy, nothing shared with the library."""
     rng, count = np.random.default_rng(4), 400_000
     s, p, q = np.asarray(SPECTRUM), np.full(4, 0.8), np.asarray([0.9, 1.0, 1.1, 0.7])
     flow = CoupledFlow(TransformerModes.given(s, CONTEXT))

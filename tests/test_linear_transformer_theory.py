@@ -1,4 +1,4 @@
-"""The two theories of the linear transformer against ODEs, minimisers and one another."""
+"""The two theories of the linear transformer (second paper) against ODEs and one another."""
 
 import itertools
 
@@ -46,6 +46,7 @@ STARTS = [(0.1, 0.1), (0.3, 0.1), (0.1, 0.3), (-0.5, -0.2), (0.5, -0.2), (0.3, -
 
 @pytest.mark.parametrize("start", STARTS)
 def test_closed_form_solves_the_decoupled_equations(start):
+    """(12) integrated to rounding."""
     flow = DecoupledFlow(VARIED)
     p, q = (np.full(4, x) for x in start)
     expected = decoupled_ode(flow, p, q)
@@ -69,6 +70,7 @@ def test_closed_form_is_the_papers():
 
 
 def test_decoupled_constants_and_loss():
+    """a∞ (11), the loss (14) and its end, half-times of (13)."""
     flow, s = DecoupledFlow(MODES), np.asarray(SPECTRUM)
     np.testing.assert_allclose(flow.effective, (9 * s + s.sum()) / 8)
     np.testing.assert_allclose(flow.timescales, 1 / s**2)

@@ -41,6 +41,16 @@ def test_levels_agree_over_whole_trajectories(task_name, name):
         np.testing.assert_allclose(run["values"], runs[0]["values"], rtol=0, atol=1e-12)
 
 
+def test_the_loss_is_the_mean_square():
+    """(9), over prompts one by one, without ½."""
+    task = TASKS["outputs"]()
+    loss = Sequences.sample(task, 20, KEY)
+    model = filled(MODELS["separate"](task, Blocks.FULL, 0.7)(KEY))
+    each = [jax.tree.map(lambda a, i=i: a[i], loss.prompts) for i in range(20)]
+    squares = [np.sum((np.asarray(p.target) - np.asarray(model(p))) ** 2) for p in each]
+    assert float(loss(model)) == pytest.approx(np.mean(squares), rel=1e-13)
+
+
 def test_networks_train_like_attention():
     """MLP = merged and convolutions = separate along descent, from matching weights."""
     task = TASKS["lengths"]()
@@ -58,7 +68,7 @@ def test_networks_train_like_attention():
 
 @pytest.mark.parametrize("task_name", TASKS)
 def test_population_is_the_mean_over_samples(task_name):
-    """B, G, E|y|² in closed form against independent sampled moments, in standard errors."""
+    """B (31)(42), G (41), E|y|² in closed form against independent samples, in standard errors."""
     task = TASKS[task_name]()
     exact = Population(task)
     samples = [
@@ -79,7 +89,7 @@ def test_population_is_the_mean_over_samples(task_name):
 
 @pytest.mark.parametrize("task_name", ["plain", "mixture", "mean", "lengths", "outputs", "labels"])
 def test_population_of_all_blocks(task_name):
-    """The full moments against samples, and equal to the reduced closed form where they meet."""
+    """The full moments (87) against samples, and equal to the reduced ones where they meet."""
     task = TASKS[task_name]()
     exact = population_moments(task)
     samples = [Moments.sample(task, 4000, jax.random.key(i)) for i in range(16)]
@@ -92,7 +102,7 @@ def test_population_of_all_blocks(task_name):
 
 
 def test_zero_blocks_stay_zero_in_the_population():
-    """App. C.1, E.1: with an even law of the tasks the blocks have no gradient; else they do."""
+    """(39)(40): with an even law of the tasks the blocks have no gradient; else they do."""
     for task_name, still in (("plain", True), ("noise", True), ("mixture", False)):
         task = TASKS[task_name]()
         assert task.symmetric() is still

@@ -24,6 +24,7 @@ def test_many_are_those_of_each_start(heads, rank):
 
 
 def test_the_papers_durations_are_those_of_its_formula():
+    """(68): τ/(g |v|) of one of the heads."""
     init = icl.Separate.initialiser(TASK, heads=4, scale=0.01)
     found = many_escapes(TASK, draw_models(init, range(5)))
     gain = float(icl.theory.Modes.of(TASK).gains(()).values.max())

@@ -11,7 +11,7 @@ from tests.cases import KEY, MODELS, NETWORKS, TASKS, filled, literal_attention,
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("blocks", Blocks)
 def test_query_row_is_the_whole_layer(task_name, name, blocks):
-    """The prediction equals the bottom-right entry of the full attention map (5)(6)(7)."""
+    """The bottom-right entry of the full attention map (5)(6)(7), without the blocks (M)(S)."""
     task = TASKS[task_name]()
     model = filled(MODELS[name](task, blocks, 0.5)(KEY))
     prompt = task.sample(KEY)
@@ -64,7 +64,7 @@ def test_weights_on_features(name):
 
 
 def test_rank_r_is_tied_rank_one_heads():
-    """Rank R with H heads equals R·H rank-one heads that share values (Section 2.4)."""
+    """Rank R with H heads equals R·H rank-one heads (18) that share values (Section 2.4)."""
     task = TASKS["plain"]()
     model = Separate.initialiser(task, heads=2, rank=3, scale=1.0)(KEY)
     tied = Separate(
@@ -78,7 +78,7 @@ def test_rank_r_is_tied_rank_one_heads():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_init_scale_is_the_norm_of_every_layer(name):
-    """(34)(36): the expected squared norm of each layer is w²."""
+    """(34)-(37): the expected squared norm of each layer is w²."""
     init = MODELS[name](TASKS["outputs"](), Blocks.FULL, 0.3)
     models = stacked(init, 4000)
     for field in ("values", "merged", "keys", "queries"):

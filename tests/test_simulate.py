@@ -198,5 +198,9 @@ def test_save_points():
 def test_single_precision_warns_once(monkeypatch):
     monkeypatch.setattr("iclflow.runs.simulate._warned", False)
     single = jax.tree.map(lambda a: a.astype(jnp.float32), (LOSS, INIT(KEY)))
-    with jax.enable_x64(False), pytest.warns(UserWarning, match="jax_enable_x64"):
-        simulate(*single, Descent(0.1), until=2)
+    jax.config.update("jax_enable_x64", False)
+    try:
+        with pytest.warns(UserWarning, match="jax_enable_x64"):
+            simulate(*single, Descent(0.1), until=2)
+    finally:
+        jax.config.update("jax_enable_x64", True)

@@ -2,9 +2,10 @@
 
 The blocks of a page run in order, in one namespace and one folder. `python` is run; a `print` whose
 comment begins with a number must print that number. `bash` is a command a line; `console` has
-commands after `$`, and output, which is not run; `text` is never run. A block after the line
-`<!-- slow -->` is run by `make test-all` only, one after `<!-- needs torch -->` where that is
-installed, and else compiled. Commands inside a line of text are parsed.
+commands after `$`, each with what it prints or without: what is shown must be what is printed,
+numbers to the digits shown, with `…` on a line for lines left out. `text` is never run. A block
+after the line `<!-- slow -->` is run by `make test-all` only, one after `<!-- needs torch -->`
+where that is installed, and else compiled. Commands inside a line of text are parsed.
 """
 
 import ast
@@ -18,6 +19,7 @@ import runpy
 import shlex
 import shutil
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,12 +68,55 @@ def blocks(page: str) -> list[Block]:
     ]
 
 
-def commands(block: Block) -> list[str]:
-    """The shell commands of a block, one a line."""
+def commands(block: Block) -> list[tuple[str, list[str]]]:
+    """The shell commands of a block, one a line, and the output that is shown below each."""
     lines = re.sub(r"\s*\\\n\s*", " ", block.text).splitlines()
-    if block.language == "console":
-        lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
-    return [line for line in lines if line.strip() and not line.startswith("#")]
+    if block.language == "bash":
+        return [(line, []) for line in lines if line.strip() and not line.startswith("#")]
+    found: list[tuple[str, list[str]]] = []
+    for line in lines:
+        if line.startswith("$ "):
+            found.append((line.removeprefix("$ "), []))
+        else:
+            found[-1][1].append(line)
+    return found
+
+
+NUMBER = re.compile(r"(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
+
+
+def same_line(shown: str, printed: str) -> bool:
+    """Equal but for spaces, times in seconds, and one unit in the last digit of a long number."""
+    shown, printed = (
+        re.sub(r"\b\d+(\.\d+)? s\b", "# s", " ".join(line.split())) for line in (shown, printed)
+    )
+    ours, theirs = NUMBER.split(shown), NUMBER.split(printed)
+    return ours[::2] == theirs[::2] and all(map(same_number, ours[1::2], theirs[1::2]))
+
+
+def same_number(shown: str, printed: str) -> bool:
+    mantissa, _, power = shown.partition("e")
+    digits = len(mantissa.partition(".")[2])
+    rounded = "." in mantissa or len(mantissa.lstrip("-")) > 3  # else a count
+    unit = 10.0 ** (int(power or 0) - digits) if rounded else 0.0
+    return abs(float(shown) - float(printed)) <= 1.001 * unit
+
+
+def check_output(shown: list[str], printed: str) -> None:
+    """What is shown is what was printed; `…` stands for any lines."""
+    lines = [line for line in printed.splitlines() if line.strip()]
+    shown, skipping = [line for line in shown if line.strip()], False
+    for said in shown:
+        if said.strip() == "…":
+            skipping = True
+            continue
+        while skipping and lines and not same_line(said, lines[0]):
+            lines.pop(0)
+        assert lines, f"not printed: {said}"
+        assert same_line(said, lines[0]), f"shown: {said}\nprinted: {lines[0]}"
+        lines.pop(0)
+        skipping = False
+    assert skipping or not lines, f"printed, but not shown: {lines[0]}"
 
 
 def inline_commands(page: str) -> list[str]:
@@ -107,13 +152,21 @@ def parse(command: str) -> None:
             raise ValueError(f"not a command there is: {command}") from stop
 
 
-def run_command(command: str) -> None:
+def run_command(command: str, shown: Sequence[str] = ()) -> None:
     parse(command)
     given = arguments(command)
     if given is None or " ".join(given).startswith(tuple(NOT_RUN)):
+        assert not shown, f"not run, so its output cannot be checked: {command}"
         return
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        assert cli.main(given) == 0, command
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            code = cli.main(given)
+        except SystemExit as stop:  # --version
+            code = stop.code
+    assert not code, command
+    if shown:
+        check_output(list(shown), printed.getvalue())
 
 
 def run_python(text: str, names: dict) -> None:
@@ -138,8 +191,8 @@ def run_blocks(found: list[Block]) -> None:
                     warnings.simplefilter("ignore")
                 run_python(block.text, names)
         elif block.language != "text":
-            for command in commands(block):
-                run_command(command)
+            for command, shown in commands(block):
+                run_command(command, shown)
 
 
 def given_files(folder: Path) -> None:
@@ -210,7 +263,7 @@ def test_examples_of_the_help_have_the_options_there_are(command):
     module = importlib.import_module(f"iclflow.cli.{command}")
     plain = re.sub(r"\$\w+", "1", re.sub(r"^ +", "", module.EXAMPLES, flags=re.M))  # loops of bash
     text = Block("bash", plain, slow=False)
-    found = [line for line in commands(text) if line.startswith("iclflow ")]
+    found = [line for line, _ in commands(text) if line.startswith("iclflow ")]
     assert found
     for line in found:
         parse(line)
@@ -253,6 +306,7 @@ def test_examples_in_docstrings_run(example):
         ("```python\nprint(1 / 3)  # 0.34\n```\n", AssertionError),
         ("```bash\niclflow theory --no-such-option 1\n```\n", ValueError),
         ("```console\n$ rm file\n```\n", ValueError),
+        ("```console\n$ iclflow --version\niclflow 0.0.0\n```\n", AssertionError),
         ("```ruby\n1\n```\n", ValueError),
         ("```python\n1\n", ValueError),
     ],
@@ -264,7 +318,7 @@ def test_a_wrong_snippet_is_found(page, complaint):
 
 def test_snippets_are_read_as_written():
     page = "```console\n$ iclflow theory \\\n    --context 8\nlevel 1\n```\nand `iclflow theory`."
-    assert commands(blocks(page)[0]) == ["iclflow theory --context 8"]
+    assert commands(blocks(page)[0]) == [("iclflow theory --context 8", ["level 1"])]
     assert inline_commands(page) == ["iclflow theory"]
     assert [block.slow for block in blocks("<!-- slow -->\n```text\n```\n")] == [True]
     needy = blocks("<!-- needs no_such_library -->\n```python\nimport no_such_library\n```\n")
@@ -272,3 +326,13 @@ def test_snippets_are_read_as_written():
     run_blocks(needy)  # compiled, not run
     with pytest.raises(SyntaxError):
         run_blocks([needy[0]._replace(text="import\n")])
+
+
+def test_output_is_compared_to_the_digits_shown():
+    printed = "a    1.2346 in 3.1 s\n\nb 14029\nc PCR-1\n"
+    check_output(["a 1.2345 in 9 s", "b 14028", "c PCR-1"], printed)
+    check_output(["…", "c PCR-1"], printed)
+    check_output(["a 1.2346 in 3 s", "…"], printed)
+    for wrong in (["a 1.26 in 3 s", "…"], ["…", "c PCR-2"], ["b 14029", "…"], ["a 1.2346 in 3 s"]):
+        with pytest.raises(AssertionError):
+            check_output(wrong, printed)

@@ -210,6 +210,7 @@ def test_off_minimal_norm_the_index_changes():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_merged_at_zero(name):
+    """(50): merged attention leaves zero at the rate ‖G‖, and the spectrum there."""
     task = tasks()[name]
     population, modes = Population(task), Modes.of(task)
     norm = float(jnp.linalg.norm(modes.cross))

@@ -344,7 +344,7 @@ def test_autocorrelation_is_the_mean_over_existing_pairs():
 
 
 def separated_modes(steps):
-    """Loss (14) of four modes with half-times 21, 92, 396, 1695: (13) from a₀ = 1e-4, ηP = 0.05."""
+    """Second paper (14) of half-times 21, 92, 396, 1695: (13) from a₀ = 1e-4, ηP = 0.05."""
     s, context, start, rate = np.array([2.0, 1.0, 0.5, 0.25]), 4096, 1e-4, 0.05
     limit = context / ((context + 1) * s + s.sum())
     growth = np.exp(-2 * rate * s**2 * np.arange(steps)[:, None])

@@ -168,6 +168,7 @@ def test_the_curve_shows_every_drop():
 
 
 def test_value_weights_follow_the_scalar_ode():
+    """(25)(26)(64)(66)(72): the flow's own value weights, drop by drop."""
     worst = []
     for seed in range(3):
         stairs, flow, true = compare(LINEAR, start(LINEAR, 1e-3, seed))
@@ -199,6 +200,7 @@ def test_condition_number_is_the_response_to_a_perturbation():
 
 
 def test_the_papers_durations_are_an_order_of_magnitude():
+    """(68)(73) are off by a factor for random heads, and right for an aligned one."""
     ratios = []
     for seed in range(30):
         stairs = staircase(LINEAR, start(LINEAR, 1e-3, seed), probes=0)

@@ -13,6 +13,7 @@ from iclflow.losses.memory import RESERVE
 from iclflow.models import Separate, SoftmaxInitialiser, draw_models, empty_model
 from iclflow.results.netcdf import check_free, load, save
 from iclflow.results.tensors import open_tensors
+from iclflow.runs import compiling, vmapped
 from iclflow.runs import sweep as sweeps
 from iclflow.runs.dataset import final_models
 from iclflow.runs.labels import OUTCOMES, from_dataset, to_dataset
@@ -160,6 +161,28 @@ def test_batches_are_made_to_fit(memory, monkeypatch):
     assert seen[-1] == (UNTIL * count, UNTIL * count)
     np.testing.assert_allclose(runs["loss"], whole["loss"], rtol=0, atol=1e-14)
     np.testing.assert_array_equal(runs["clock"], whole["clock"])
+
+
+@pytest.mark.parametrize("dynamics", [DESCENT, Flow()])
+def test_shares_on_several_cores_change_nothing(dynamics, monkeypatch):
+    axes = {"context": [5, 9]}
+
+    def run(fewest):
+        monkeypatch.setattr(vmapped, "FEWEST", fewest)
+        return sweep(TASK, INIT, dynamics, until=9, seeds=3, axes=axes, record=["loss", "weights"])
+
+    monkeypatch.setattr(vmapped.os, "cpu_count", lambda: 4)  # three shares of two runs
+    whole = run(100)
+    assert vmapped._shares(6) == 1
+    shared = run(2)
+    assert vmapped._shares(6) == 3
+    xr.testing.assert_allclose(shared, whole, rtol=1e-14, atol=1e-14)
+
+
+def test_a_compiler_without_the_option_is_not_given_it(monkeypatch):
+    assert compiling._options() in ({}, compiling.OPTIONS)
+    monkeypatch.setattr(compiling, "OPTIONS", {"xla_cpu_no_such_option": "1"})
+    assert compiling._options() == {}
 
 
 def test_failure_of_one_run_is_its_result():

@@ -102,7 +102,7 @@ def test_spectrum_is_sorted_with_its_eigenvectors():
     "law", [Gaussian(), Sphere(), Rademacher(), StudentT(9.0)], ids=lambda x: type(x).__name__
 )
 def test_input_moments(law):
-    """Covariance and quartic moment of each law against Monte Carlo."""
+    """Covariance (2) and quartic moment (20) of each law against Monte Carlo."""
     size, count = 3, 400_000
     z = law.from_normals(jax.random.normal(KEY, (count, size)), jax.random.key(1))
     a = jnp.asarray([[1.0, 0.2, 0.0], [0.2, 0.5, -0.3], [0.0, -0.3, 2.0]])
@@ -121,12 +121,29 @@ def test_heavy_tails_have_limits():
 
 
 def test_labels_are_the_task():
+    """(4): y = W x, of the pairs and of the query."""
     task = TASKS["mixture"]().in_weight()
     draw = task.draw(KEY)
     prompt = task.prompt(draw)
     np.testing.assert_array_equal(draw.task, task.tasks.fixed)
     np.testing.assert_allclose(prompt.labels, prompt.inputs @ draw.task.T, atol=1e-14)
     np.testing.assert_allclose(prompt.target, draw.task @ prompt.query, atol=1e-14)
+
+
+def test_a_prompt_and_its_statistics():
+    """X (1), β (8) = Λ̂w (30), and X Xᵀ/N in blocks (29) with Λ̂ (28), in NumPy."""
+    task = TASKS["plain"]()
+    draw = task.draw(KEY)
+    prompt = task.prompt(draw)
+    x, w = np.asarray(prompt.inputs), np.asarray(draw.task[0])
+    pairs, query, n = x[:-1], x[-1], task.context
+    np.testing.assert_allclose(prompt.tokens, np.c_[x, np.append(pairs @ w, 0.0)], atol=1e-15)
+    covariance = pairs.T @ pairs / n
+    beta = covariance @ w
+    np.testing.assert_allclose(prompt.correlation[0], beta, atol=1e-15)
+    first = covariance + np.outer(query, query) / n
+    blocks = np.block([[first, beta[:, None]], [beta[None], w @ covariance @ w]])
+    np.testing.assert_allclose(prompt.second_moment, blocks, atol=1e-15)
 
 
 def test_mixture_has_exact_proportions():
@@ -175,7 +192,7 @@ def test_matching_needs_enough_normal_tasks():
 
 @pytest.mark.parametrize("name", ["pool", "mean", "mixture", "outputs"])
 def test_fourth_moment_of_tasks(name):
-    """E[u⊗u⊗u⊗u] against Monte Carlo, and its second-order part against `second_moment`."""
+    """E[u⊗u⊗u⊗u] (3) against Monte Carlo, and its second-order part against `second_moment`."""
     task = TASKS[name]()
     exact = task.tasks.fourth_moment()
     w = jax.vmap(task.tasks.sample)(jax.random.split(KEY, 200_000)).reshape(200_000, -1)

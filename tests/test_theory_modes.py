@@ -45,7 +45,7 @@ def close(a, b, tolerance=1e-12):
 
 
 def test_paper_levels():
-    # lambda = .4 .3 .2 .1, N = 31: a_d = lambda_d^2 (1 + (1 + 1/lambda_d)/31), drops lambda^3/a.
+    """(24)(32) for λ = .4 .3 .2 .1, N = 31, and the weights (23)(25) with them."""
     levels = plateau_losses(Task([0.4, 0.3, 0.2, 0.1], 31))
     np.testing.assert_allclose(levels, [1, 0.640580, 0.377372, 0.209805, 0.135995], atol=5e-7)
     lam = np.array([0.4, 0.3, 0.2, 0.1])
@@ -82,6 +82,7 @@ def test_decomposition_against_scipy(task):
 
 @ALL
 def test_weights_levels_and_residuals(task):
+    """(55), (59) and (56) of every set of modes, by the loss itself."""
     population, modes = Population(task), Modes.of(task)
     for count in range(modes.rank + 1):
         for index_set in itertools.combinations(range(modes.rank), count):
@@ -125,6 +126,7 @@ def test_commuting_flag_is_the_commutator(task):
 
 @pytest.mark.parametrize("name", [n for n in NAMES if Modes.of(tasks()[n]).commuting])
 def test_commuting_modes(name):
+    """(33): one set of eigenvectors for Λ, B and G."""
     modes = Modes.of(tasks()[name])
     close(modes.drops, modes.g**2 / (modes.eigenvalue * modes.b))
     close(modes.singular, modes.g * jnp.sqrt(modes.m / modes.g))

@@ -36,6 +36,7 @@ def slope(scales, errors):
 
 
 def test_white_closed_form_is_second_order_in_the_init_scale():
+    """(15) with the s(0) of E2, along the alignment (44), against the flow."""
     population, scales = Population(WHITE), np.array([1e-1, 1e-2, 1e-3])
     losses, weights, papers = [], [], []
     for scale in scales:
@@ -59,7 +60,7 @@ def test_white_closed_form_is_second_order_in_the_init_scale():
 
 
 def test_white_closed_form_of_the_paper():
-    # (15) with γ = c² √D, α = c³ (1 + (1 + D)/N), for aligned weights W₁ = w₂ m̂ᵀ.
+    """(15)(45)-(48): γ = c² √D, α = c³ (1 + (1 + D)/N), for aligned weights W₁ = w₂ m̂ᵀ."""
     c, D, N = 0.25, 4, 31
     gamma, alpha = c**2 * D**0.5, c**3 * (1 + (1 + D) / N)
     values = jnp.full((3, 1, 1), 1e-3)
@@ -94,6 +95,7 @@ def test_closed_form_refuses_other_spectra():
 
 @pytest.mark.parametrize("covariance", [None, TILTED], ids=["commuting", "not commuting"])
 def test_merged_course_of_any_covariance(covariance):
+    """E2: the reduced flow against the whole one."""
     law = None if covariance is None else Normal(covariance=covariance)
     task = Task([0.4, 0.3, 0.2, 0.1], 31, tasks=law)
     population, errors = Population(task), []
@@ -122,6 +124,7 @@ def test_merged_course_at_rest():
 
 
 def test_the_papers_duration_is_the_leading_logarithm():
+    """(49)-(51) is short by a share that falls as 1/ln(1/w)."""
     population, gaps = Population(LINEAR), []
     for scale in (1e-1, 1e-3, 1e-6):
         true = time_course.merged_half_time(population, merged(LINEAR, scale))
@@ -142,6 +145,7 @@ V = (G / K) ** (1 / 3)
     [(1e-6, 0.5), (1e-3, 0.99 * V), (0.5, 0.9), (0.9 * V, 0.999 * V), (2 * V, 1.01 * V), (1e4, 2)],
 )
 def test_explicit_time_is_the_quadrature(start, stop):
+    """(67) against the integral of dt/dv (26)."""
     elapsed = float(scalar_ode.value_time(stop, G, K) - scalar_ode.value_time(start, G, K))
     logs = np.log([start, stop])
     integral = quad(lambda u: 1 / (G * np.exp(u) - K * np.exp(4 * u)), *logs, epsabs=0, limit=400)
@@ -231,6 +235,7 @@ def literal_dormant(v, k, q, A, end, limit=None):
 
 
 def test_aligned_weights_are_the_exponential_of_the_linear_flow():
+    """(62)(63)(69)(70) by SciPy's matrix exponential."""
     modes = Modes.of(Task([0.4, 0.3, 0.2, 0.1], 31, tasks=Normal(covariance=TILTED)))
     A = np.asarray(modes.residual([0]))
     _, k, q = random_heads(0, 1, 2, 4)
@@ -242,6 +247,7 @@ def test_aligned_weights_are_the_exponential_of_the_linear_flow():
 
 
 def test_learned_modes_are_frozen_one_by_one():
+    """E6."""
     A = np.diag([0.0, 0.09, 0.04])  # mode 0 is learned
     k, q = jnp.array([0.3, 0.1, 0.2]), jnp.array([-0.5, 0.2, 0.1])
     new_k, new_q = alignment.aligned_weights(k, q, jnp.asarray(A), 20.0)
@@ -252,6 +258,7 @@ def test_learned_modes_are_frozen_one_by_one():
 
 @pytest.mark.parametrize("rank", [1, 3])
 def test_blow_up_times_and_weights_of_dormant_heads(rank):
+    """(61)(69) integrated by SciPy until the head is large."""
     A = np.asarray(Modes.of(LINEAR).residual([]))
     v, k, q = random_heads(1, 12, rank, 4)
     v[:3] *= 1e-3

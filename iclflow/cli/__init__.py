@@ -22,10 +22,12 @@ COMMANDS = {
     "diagnose": "stages, algorithms and geometry of a run, a loss curve or checkpoints",
     "train": "the flags of the published code, in seconds instead of days",
     "compare": "repeat a recorded run of the published code and report the difference",
+    "convert": "rate, init and clock of a run in the words of another code",
     "sweep": "many runs from one design: a grid or random, here or on a cluster, in one store",
     "plan": "will training get there? probabilities of each drop within a budget of steps",
     "plot": "a quick look at a sweep: one variable against another",
     "explore": "a page that trains attention as you watch; or shows recorded runs",
+    "bench": "how fast training is on this machine, against its peak and the literal code",
     "animate": "a video of the weights over training, from a run that recorded them",
 }
 

@@ -1,8 +1,8 @@
 """Scalars of TensorBoard's event files, read without TensorBoard.
 
-A file is a row of records: length (8 bytes), checksum (4), an `Event` message of protobuf, checksum
-(4). Of an `Event` we need field 2, the step, and field 5, the summary: a list of values with a tag
-(1) and a number, as a float (2) or inside a tensor (8).
+A file is a row of records: length (8 bytes), checksum (4 bytes), an `Event` message of protobuf,
+checksum. Of an `Event` we need field 2, the step, and field 5, the summary: a list of values with a
+tag, field 1, and a number, as a float in field 2 or inside a tensor in field 8.
 """
 
 import struct

@@ -6,8 +6,8 @@ heads are [H, R, D]. `basis` holds the eigenvectors as columns, [D, D], largest 
 
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jaxtyping import Array, Bool, Float, Int
-from scipy.optimize import linear_sum_assignment
 
 
 def head_alignment(
@@ -46,7 +46,7 @@ def assign_heads(
     ranks heads that are still dormant.
     """
     table = np.asarray(scores, dtype=float)
-    heads, modes = linear_sum_assignment(table, maximize=True)
+    heads, modes = scipy.optimize.linear_sum_assignment(table, maximize=True)
     chosen = np.full(table.shape[1], -1)
     keep = table[heads, modes] > threshold
     chosen[modes[keep]] = heads[keep]

@@ -4,8 +4,8 @@ import dataclasses
 import itertools
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float
-from scipy.optimize import isotonic_regression
 
 from iclflow.diagnostics.noise import MISFIT
 from iclflow.diagnostics.null import drop_p_values
@@ -154,9 +154,9 @@ def timings(
     complete = bool(slow[-1].any())
     values = _levels(binned, pieces, slow)
     if not slow[0].any():
-        values[0] = float(isotonic_regression(y, increasing=False).x[0])
+        values[0] = float(scipy.optimize.isotonic_regression(y, increasing=False).x[0])
     if not complete:
-        values[-1] = float(isotonic_regression(y, increasing=False).x[-1])
+        values[-1] = float(scipy.optimize.isotonic_regression(y, increasing=False).x[-1])
     middles = [float(np.mean(binned.x[r])) if r.any() else None for r in slow]
     cuts = [x[0]] + [m if m is not None else x[-1] for m in middles[1:-1]] + [x[-1]]
     drops: list[Drop] = []
@@ -185,7 +185,7 @@ def _crossings(
     x: Float[np.ndarray, " T"], y: Float[np.ndarray, " T"], before: float, after: float
 ) -> tuple[float, float, float]:
     """Where the nearest decreasing curve is 50%, 10% and 90% of the way down."""
-    result = isotonic_regression(y, increasing=False)
+    result = scipy.optimize.isotonic_regression(y, increasing=False)
     ends = np.stack([result.blocks[:-1], result.blocks[1:] - 1], axis=1).reshape(-1)
     down = np.interp(
         [-(before - share * (before - after)) for share in (0.5, 0.1, 0.9)],

@@ -1,8 +1,8 @@
 """The noise of a curve: its size at each point, and for how many points it persists."""
 
 import numpy as np
+import scipy
 from jaxtyping import Float, Int
-from scipy.ndimage import median_filter
 
 LEVEL = 15  # points over which the loss that the noise may follow is taken
 LONG = 16  # points: a memory that is believed without seeing its end
@@ -25,7 +25,7 @@ def point_noise(
     """
     if y.size < 6:
         return np.zeros_like(y), 1
-    level = median_filter(np.abs(y), LEVEL, mode="nearest")
+    level = scipy.ndimage.median_filter(np.abs(y), LEVEL, mode="nearest")
     level = np.maximum(level, 1e-6 * float(level.max()) or 1.0)
     lag = _memory(x, y)
     near, weights = _cubic(x, lag)
@@ -34,7 +34,7 @@ def point_noise(
     for power in (0.0, 0.5, 1.0):
         shape = level**power
         ratio = apart / np.sqrt(np.sum((weights * shape[near]) ** 2, axis=0))
-        typical = median_filter(ratio, min(WINDOW, ratio.size), mode="reflect")
+        typical = scipy.ndimage.median_filter(ratio, min(WINDOW, ratio.size), mode="reflect")
         spread = np.log(np.maximum(typical, 1e-300))
         if np.ptp(spread) < unevenness:
             unevenness = float(np.ptp(spread))

@@ -1,8 +1,8 @@
 """The null hypothesis of a drop: a curve whose rate has no maximum there."""
 
 import numpy as np
+import scipy
 from jaxtyping import Float
-from scipy.special import stdtr
 
 from iclflow.diagnostics.segmentation import Binned, Pieces
 
@@ -41,7 +41,7 @@ def drop_p_values(
         elif i < len(peaks) - 1 or not _stopped_early(binned, pieces, bounds[i], slow):
             found.append(1.0)
             continue
-        found.append(min(1.0, count * float(stdtr(count / FREEDOM, max(bends)))))
+        found.append(min(1.0, count * float(scipy.special.stdtr(count / FREEDOM, max(bends)))))
     return found
 
 

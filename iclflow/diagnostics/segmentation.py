@@ -3,8 +3,8 @@
 import dataclasses
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float, Int
-from scipy.ndimage import median_filter
 
 from iclflow.diagnostics.noise import point_noise
 
@@ -73,7 +73,7 @@ def bin_curve(
     edges = np.concatenate([x[:1], (x[starts[1:]] + x[starts[1:] - 1]) / 2, x[-1:]])
     # one of a few points far apart does not weigh more than one of many
     width = np.minimum(np.diff(edges), (x[-1] - x[0]) / BINS)
-    smooth = median_filter(mean_y, 5, mode="nearest")
+    smooth = scipy.ndimage.median_filter(mean_y, 5, mode="nearest")
     return Binned(mean_x, mean_y, np.sqrt(noise / count), width, at, float(np.ptp(smooth)))
 
 
@@ -96,7 +96,7 @@ def _halved(
     """Bins halved on the clock as long as the means of the halves differ."""
     sums = np.concatenate([np.zeros((2, 1)), np.cumsum([y, variance], axis=1)], axis=1)
     means = np.diff(sums[0, [*starts, x.size]]) / np.diff([*starts, x.size])
-    span = np.ptp(median_filter(means, 5, mode="nearest"))
+    span = np.ptp(scipy.ndimage.median_filter(means, 5, mode="nearest"))
     while True:
         ends = np.concatenate([starts[1:], [x.size]])
         cuts = np.searchsorted(x, (x[starts] + x[ends - 1]) / 2, side="right")

@@ -54,7 +54,7 @@ class Chebyshev(diffrax.AbstractAdaptiveSolver[State]):
         return terms.vf(t0, y0, args)
 
     def init(self, terms: diffrax.AbstractTerm, t0: Any, t1: Any, y0: Any, args: Any) -> State:
-        y, slope, _ = _flatten(terms, y0, args)
+        y, slope, _ = flatten(terms, y0, args)
 
         def power(j: Any, carry: State) -> State:
             first, radius, vector = carry
@@ -78,7 +78,7 @@ class Chebyshev(diffrax.AbstractAdaptiveSolver[State]):
         solver_state: State,
         made_jump: Any,
     ) -> tuple[Any, Any, dict[str, Any], State, diffrax.RESULTS]:
-        y, slope, restore = _flatten(terms, y0, args)
+        y, slope, restore = flatten(terms, y0, args)
         first, radius, vector = solver_state
         if made_jump is not False:
             first = jax.lax.cond(made_jump, lambda: slope(t0, y), lambda: first)
@@ -126,7 +126,7 @@ class Chebyshev(diffrax.AbstractAdaptiveSolver[State]):
         return y1, restore(estimate), dense, state, result
 
 
-def _flatten(
+def flatten(
     terms: diffrax.AbstractTerm, y0: Any, args: Any
 ) -> tuple[Float[Array, " W"], Callable, Callable]:
     """y as one vector, the slope f(t, y) there, and the way back."""

@@ -85,6 +85,8 @@ class Flow(AbstractDynamics):
     ) -> Trajectory:
         import diffrax  # half a second that only a flow should cost
 
+        from iclflow.dynamics.rosenbrock import Rosenbrock
+
         marks = jnp.asarray(marks, float)
         weights, static = eqx.partition(state.model, eqx.is_inexact_array)
 
@@ -95,11 +97,14 @@ class Flow(AbstractDynamics):
         def recorded(t: Any, y: Any, args: Any) -> dict:
             return {name: f(eqx.combine(y, static), loss) for name, f in record.items()}
 
+        solver = diffrax.Tsit5() if self.solver is None else self.solver
+        if isinstance(solver, Rosenbrock):
+            solver = solver.on(loss, state.model)
         saves = [diffrax.SubSaveAt(ts=marks, fn=recorded), diffrax.SubSaveAt(t1=True)]
         absolute = self.tolerance * jnp.maximum(state.scale, jnp.finfo(marks.dtype).tiny)
         solution = diffrax.diffeqsolve(
             diffrax.ODETerm(slope),
-            diffrax.Tsit5() if self.solver is None else self.solver,
+            solver,
             t0=state.mark,
             t1=jnp.maximum(marks[-1], state.mark),
             dt0=None,

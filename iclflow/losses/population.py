@@ -80,7 +80,7 @@ class Population(AbstractLoss):
 
     With β the context correlation of all outputs, stacked to O·D numbers: `second` B = E[ββᵀ],
     `cross` G = E[y β x_qᵀ], `covariance` Λ. For S_w = E[w wᵀ], noise σ² and one length N,
-    B = (1 + 1/N) Λ S_w Λ + (tr(Λ S_w) + σ²) Λ / N, G = Λ S_w Λ; the paper's (31) is S_w = I.
+    B = (1 + 1/N) Λ S_w Λ + (tr(Λ S_w) + σ²) Λ / N, G = Λ S_w Λ; the paper's (20)(31) is S_w = I.
     """
 
     power: Float[Array, ""]

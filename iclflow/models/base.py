@@ -19,13 +19,16 @@ from iclflow.linalg import contract
 from iclflow.results.display import short
 from iclflow.tasks.prompt import Prompt
 
+Pairs = tuple[Float[Array, " H"], Float[Array, "H R D"], Float[Array, "H R D"]]  # v, k, q
+
 
 class Blocks(enum.Enum):
     """Which weight blocks exist.
 
     The blocks 𝐯ᵢ and 𝐮ᵢ (separate: the last entry of each key) start at zero and, in the
-    population, stay there (App. C.1, E.1). `FROZEN` leaves them out, the reduced models (M) and
-    (S). `FULL` trains them, as the published code does: with P sequences they grow to P^(-1/2).
+    population, stay there, for they have no gradient (39)(40). `FROZEN` leaves them out, the
+    reduced models (M) and (S). `FULL` trains them, as the published code does: with P sequences
+    they grow to P^(-1/2).
     """
 
     FROZEN = "frozen"
@@ -63,6 +66,12 @@ class AbstractModel(eqx.Module):
 
     def as_attention(self) -> "AbstractAttention | None":
         """The attention layer that has these weights, if there is one."""
+        return None
+
+    def pairs(
+        self,
+    ) -> Pairs | None:
+        """v, k and q, if they are all weights, in this order, and M = Σ v k qᵀ for one output."""
         return None
 
     def at_minimum(self, weights: Float[Array, "O O D D"]) -> "AbstractModel | None":
@@ -169,7 +178,7 @@ class AbstractAttention(AbstractLinearModel):
         return jnp.einsum("hoa,ha->o", self.value_rows(), attention @ tokens)
 
     def effective_weights(self) -> Float[Array, "O T T D"]:
-        return jnp.einsum("hoa,hbc->oabc", self.value_rows(), self.key_query())
+        return contract("hoa,hbc->oabc", self.value_rows(), self.key_query())
 
     def reduced_weights(self) -> Float[Array, "O O D D"]:
         return contract("hop,hdc->opdc", self.values, self.key_query()[:, : self.input_size])
@@ -178,7 +187,8 @@ class AbstractAttention(AbstractLinearModel):
 class AbstractInitialiser(eqx.Module):
     """key -> model.
 
-    The linear models start at init scale w: every layer's expected squared norm is w², (34)(36).
+    The linear models start at init scale w: every layer's expected squared norm is w²,
+    (34)-(37).
     """
 
     def __repr__(self) -> str:

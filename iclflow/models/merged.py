@@ -71,7 +71,8 @@ class Merged(AbstractAttention):
         """key -> the linear transformer of Mainali & Teixeira (2025): one head, D outputs.
 
         f(Z) = Z + W^P (Z Zᵀ/N) W^Q Z (1), with `values` p₂, `merged` q₁, `value_inputs` p₁ and
-        `key_labels` q₂ (which, zero at first, are trained with `Blocks.FULL`).
+        `key_labels` q₂ (which, zero at first, are trained with `Blocks.FULL`; without them ŷ is
+        p₂ W Σ̂ q₁ x_q (8)).
 
         - `scale`, `query_scale`: p₂ = scale · I and q₁ = query_scale · I, equal if omitted.
         - `spread`: standard deviation of Gaussian noise on every entry of both; with scale 0 all

@@ -8,12 +8,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from iclflow.linalg import contract
-from iclflow.models.base import AbstractAttention, AbstractInitialiser, Blocks, require_positive
+from iclflow.models.base import (
+    AbstractAttention,
+    AbstractInitialiser,
+    Blocks,
+    Pairs,
+    require_positive,
+)
 from iclflow.tasks.base import AbstractTask
 
 
 class Separate(AbstractAttention):
     """W^{KQ}ᵢ = Σᵣ kᵢᵣ qᵢᵣᵀ; without the extra blocks ŷ = Σᵢ Σᵣ vᵢ βᵀ kᵢᵣ qᵢᵣᵀ x_q (S).
+
+    Rank one is (18).
 
     - `values`: vᵢ, label slot -> output.
     - `keys`, `queries`: kᵢᵣ and qᵢᵣ.
@@ -46,10 +54,17 @@ class Separate(AbstractAttention):
         return jnp.concatenate([self.keys, labels], axis=2)
 
     def key_query(self) -> Float[Array, "H T D"]:
-        return jnp.einsum("hra,hrc->hac", self.key_rows(), self.queries)
+        return contract("hra,hrc->hac", self.key_rows(), self.queries)
 
     def reduced_weights(self) -> Float[Array, "O O D D"]:
         return contract("hop,hrd,hrc->opdc", self.values, self.keys, self.queries)
+
+    def pairs(
+        self,
+    ) -> Pairs | None:
+        if self.blocks is Blocks.FULL or self.values.shape[1] > 1:
+            return None
+        return self.values[:, 0, 0], self.keys, self.queries
 
     def scores(self, tokens: Float[Array, "n T"], query: Float[Array, " D"]) -> Float[Array, "H n"]:
         activity = jnp.einsum("hrc,c->hr", self.queries, query)

@@ -1,5 +1,8 @@
 """The conventions of the published research code of arXiv 2501.16265, and its recorded runs."""
 
+from iclflow.published.conversions import Convention as Convention
+from iclflow.published.conversions import Shape as Shape
+from iclflow.published.conversions import Stated as Stated
 from iclflow.published.options import Options as Options
 from iclflow.published.recording import Recording as Recording
 from iclflow.published.replay import Comparison as Comparison

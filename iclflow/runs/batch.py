@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from iclflow.runs.compiling import in_plain_loops
 from iclflow.runs.fused.engine import FASTER, VMAP, Fused, why_not
 from iclflow.runs.labels import INTERRUPTED, outcome
 from iclflow.runs.plan import Batch, pieces
 from iclflow.runs.record import Recording, measure_after
 from iclflow.runs.record.quantities import MODELS
+from iclflow.runs.vmapped import one_clock, vmapped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,14 +201,11 @@ def _engine(
     """How the batch advances, (state, marks, record) -> run, and which engine that is."""
     (loss, _, dynamics), (loss_axes, _, dynamics_axes) = batch.parts, batch.axes
 
-    def vmapped(state: Any, marks: np.ndarray, record: dict[str, Callable]) -> Any:
-        run = _advanced(loss, dynamics, state, marks, record, (loss_axes, dynamics_axes))
-        return jax.block_until_ready(run)
-
     fused = Fused.of(loss, dynamics, state, (loss_axes is not None, dynamics_axes is not None))
     reason = why_not(fused, (loss, dynamics, state), record, len(batch.seeds), marks)
     if reason is not None:
-        return vmapped, f"{VMAP} ({reason})"
+        axes = (loss_axes, dynamics_axes)
+        return lambda now, *how: vmapped((loss, dynamics, now), axes, *how), f"{VMAP} ({reason})"
     return lambda now, *how: fused.advance((loss, dynamics, now), *how), f"fused ({fused.engine})"
 
 
@@ -220,17 +217,7 @@ def _start(parts, axes, seeds, weights, key) -> Any:
         return how.init(loss, init(jax.random.key(weight)), noise)
 
     state = eqx.filter_vmap(one, in_axes=(*axes, 0, 0))(*parts, seeds, weights)
-    return _one_clock(parts[2], state)
-
-
-@in_plain_loops
-def _advanced(loss, dynamics, state, marks, record, axes) -> Any:
-    def one(loss: Any, how: Any, state: Any) -> Any:
-        return how.advance(loss, state, marks, record)
-
-    in_axes = (*axes, _state_axes(dynamics, state))
-    run = eqx.filter_vmap(one, in_axes=in_axes)(loss, dynamics, state)
-    return eqx.tree_at(lambda r: r.state, run, _one_clock(dynamics, run.state))
+    return one_clock(parts[2], state)
 
 
 @eqx.filter_jit
@@ -247,17 +234,3 @@ def _after(losses, models, dynamics, names, axes) -> Any:
         return measure_after(names, models, loss, getattr(how, "rate", None))
 
     return eqx.filter_vmap(one, in_axes=axes)(losses, models, dynamics)
-
-
-def _one_clock(dynamics: Any, state: Any) -> Any:
-    """One counter for the whole batch keeps the inner loop free of tests a run."""
-    for name in dynamics.shared:
-        state = eqx.tree_at(lambda s, n=name: getattr(s, n), state, getattr(state, name)[0])
-    return state
-
-
-def _state_axes(dynamics: Any, state: Any) -> Any:
-    axes = jax.tree.map(lambda leaf: 0 if eqx.is_array(leaf) else None, state)
-    for name in dynamics.shared:
-        axes = eqx.tree_at(lambda s, n=name: getattr(s, n), axes, None, is_leaf=lambda x: x is None)
-    return axes

@@ -7,13 +7,14 @@ from typing import Any
 import equinox as eqx
 import jax
 
-# XLA's library of CPU kernels takes over sums along an axis; for the short ones of a batch of
-# small models it is up to fifty times slower than the loop it replaces (benchmarks/runs.py).
-WITHOUT_KERNELS = {"xla_cpu_experimental_ynn_fusion_type": ""}
+# On a CPU XLA hands sums along an axis to a library; for the short ones of a batch of small models
+# that is up to seventy times slower than the loop it replaces (benchmarks/runs.py). Large matrix
+# products stay with the library.
+OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
 
 def in_plain_loops(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` under `jit`, on a CPU without the library of kernels; not to be nested in a jit.
+    """`function` under `jit`, on a CPU with sums as plain loops; not to be nested in another.
 
     JAX admits options of the compiler in the outermost `jit` alone, so `simulate`, which others
     transform, goes without.
@@ -23,14 +24,15 @@ def in_plain_loops(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _jitted(function: Callable[..., Any]) -> Callable[..., Any]:
-    return eqx.filter_jit(function, compiler_options=_options())
+    options: dict[str, Any] = {"compiler_options": _options()}
+    return eqx.filter_jit(function, **options)
 
 
 def _options() -> dict[str, str]:
     if jax.default_backend() != "cpu":
         return {}
     try:
-        jax.jit(lambda: 0, compiler_options=WITHOUT_KERNELS).lower().compile()
+        jax.jit(lambda: 0, compiler_options=OPTIONS).lower().compile()
     except jax.errors.JaxRuntimeError:  # a version of XLA without this option
         return {}
-    return WITHOUT_KERNELS
+    return OPTIONS

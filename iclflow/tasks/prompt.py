@@ -99,13 +99,13 @@ class Prompt(eqx.Module):
 
     @property
     def second_moment(self) -> Float[Array, "T T"]:
-        """S = X Xᵀ / divisor, the query token included (29)."""
+        """S = X Xᵀ / divisor, the query token included (29); its first block holds Λ̂ (28)."""
         tokens = self.tokens
         return tokens.T @ tokens / self.divisor
 
     @property
     def correlation(self) -> Float[Array, "O D"]:
-        """β = Σ yₙ xₙ / divisor, one row an output (8)."""
+        """β = Σ yₙ xₙ / divisor, one row an output (8); Λ̂ w without noise (30)."""
         size = self.inputs.shape[1]
         tokens = self.tokens
         return tokens[:, size:].T @ tokens[:, :size] / self.divisor

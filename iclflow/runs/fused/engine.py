@@ -17,8 +17,8 @@ WIDEST = {PALLAS: 128, NUMBA: 256}  # numbers a lane holds: beyond, registers an
 SHARED = 1024  # numbers that all runs share, each a term of the program
 # Steps of all runs together that take as long under `vmap` as compiling a loop of 50 numbers;
 # the time of the compiler grows with the cube.
-WORTH = {PALLAS: 1e8, NUMBA: 3e7}
-FASTER = 30.0  # than `vmap`, roughly
+WORTH = {PALLAS: 1e8, NUMBA: 1e8}
+FASTER = 5.0  # than `vmap`, roughly
 OFFSETS = 2**31  # a kernel counts its numbers in 32 bits
 FEW = "too few runs and steps to be worth compiling a fused loop"
 

@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float
-from scipy.integrate import solve_ivp
 
 from iclflow.theory.drops.escape_path import EscapePath, slope_of
 
 
 @dataclasses.dataclass(frozen=True)
 class DormantHeads:
-    """Small heads in the singular basis of A_S; learned modes have gain 0 and are frozen (E6)."""
+    """Small heads (61)(69) in the singular basis of A_S; learned modes are frozen, gain 0 (E6)."""
 
     values: Float[np.ndarray, " H"]  # v
     sums: Float[np.ndarray, "H R D"]  # p = k + q
@@ -107,5 +107,7 @@ class DormantHeads:
         if v == 0 and slope(0.0, np.zeros(2))[1] == 0:
             return 0.0, 0.0
         size = abs(v) + float(np.sqrt(up.sum() + down.sum()))
-        solution = solve_ivp(slope, (0, time), [0.0, v], "DOP853", rtol=1e-11, atol=1e-11 * size)
+        solution = scipy.integrate.solve_ivp(
+            slope, (0, time), [0.0, v], "DOP853", rtol=1e-11, atol=1e-11 * size
+        )
         return float(solution.y[1, -1]), float(solution.y[0, -1])

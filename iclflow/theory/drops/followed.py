@@ -10,9 +10,8 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float
-from scipy.integrate import LSODA, OdeSolution
-from scipy.optimize import brentq
 
 from iclflow.theory.drops.base import AbstractRun, Drop
 from iclflow.theory.drops.dormant import DormantHeads
@@ -72,7 +71,7 @@ class Descent(AbstractLeg):
 
     start: float
     stop: float
-    course: OdeSolution
+    course: Any  # by time, scipy.integrate.OdeSolution
 
     def states(self, times: Float[np.ndarray, " T"]) -> States:
         return self.course(times - self.start).T
@@ -210,9 +209,10 @@ class _Follower:
         level = self.levels[target] + ARRIVED * size + 1e-13 * self.flow.power
         keys = np.abs(self.flow.split(self.state)[1])
         smallest = float(np.sqrt(np.mean(keys.min(axis=(1, 2)) ** 2)))
-        solver = LSODA(
+        solver = scipy.integrate.LSODA(
             self.flow.slope, 0.0, self.state, self.horizon, rtol=TOLERANCE,
-            atol=TOLERANCE * max(smallest, 1e-12), jac=self.flow.jacobian,
+            atol=TOLERANCE * max(smallest, 1e-12),
+            jac=lambda t, y: self.flow.jacobian(t, y),  # SciPy < 1.17 reads its signature
         )  # fmt: skip
         times, states, pieces, arrived = [0.0], [self.state], [], False
         while solver.status == "running" and not arrived:
@@ -230,7 +230,9 @@ class _Follower:
                 arrived = bool(self.flow.loss(recent, some).min() <= level)
         begin, losses = self.now, self.flow.loss(np.stack(states))
         self.run.legs.append(
-            Descent(begin, begin + times[-1], OdeSolution(np.asarray(times), pieces))
+            Descent(
+                begin, begin + times[-1], scipy.integrate.OdeSolution(np.asarray(times), pieces)
+            )
         )
         self.state, self.now = states[-1], begin + times[-1]
         self.awake = self.awake | (np.abs(self.flow.split(self.state)[0]) > self.floor)
@@ -275,7 +277,8 @@ def _crossing(flow: HeadFlow, course: Any, middle: float, low: float, high: floa
     def excess(t: float) -> float:
         return float(flow.loss(course(t)[None])[0]) - middle
 
-    return brentq(excess, low, high) if excess(low) > 0 else low  # type: ignore[return-value]
+    root = scipy.optimize.brentq
+    return root(excess, low, high) if excess(low) > 0 else low  # type: ignore[return-value]
 
 
 def flow_drops(modes: Modes, weights: Weights) -> FlowDrops:

@@ -9,8 +9,8 @@ import dataclasses
 from typing import Self
 
 import numpy as np
+import scipy
 from jaxtyping import Float
-from scipy.integrate import solve_ivp
 
 SETTLED = 1e-8  # |1 - f| at which a mode counts as learned for good
 
@@ -59,7 +59,7 @@ class HeadCourse:
         growth = np.sum((np.maximum(np.log(m) - logs, 0) + 60) / g)
         horizon = 4 * growth / speed + 10 / (g[0] * max(value, floor))
         begin = np.concatenate([[value], logs, [0.0], np.zeros(count)])
-        solution = solve_ivp(
+        solution = scipy.integrate.solve_ivp(
             slope, (0.0, horizon), begin, "LSODA",
             rtol=1e-9, atol=1e-11, events=unsettled, dense_output=True,
         )  # fmt: skip

@@ -12,8 +12,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jaxtyping import Array, ArrayLike, Float
-from scipy.integrate import solve_ivp
 
 from iclflow.losses import Population
 from iclflow.models import Merged
@@ -25,7 +25,7 @@ Source = Task | Population | Modes
 
 
 def growing_strength(source: Source, model: Merged) -> Float[Array, ""]:
-    """s(0) = ¼ Σᵢ (vᵢ + ⟨Uᵢ, G⟩/‖G‖)² (E2); the paper's ‖w₂(0)‖² holds for aligned weights."""
+    """s(0) = ¼ Σᵢ (vᵢ + ⟨Uᵢ, G⟩/‖G‖)² (E2); ‖w₂(0)‖² if aligned (44)."""
     return jnp.sum(_halves(Modes.of(source), model)[0] ** 2)
 
 
@@ -185,7 +185,7 @@ class _ReducedFlow:
             size, r = np.linalg.norm(m), self.residual(m)
             return size * r + m * (m @ r) / size
 
-        return solve_ivp(
+        return scipy.integrate.solve_ivp(
             slope,
             (0.0, horizon),
             strength * self.g / np.linalg.norm(self.g),

@@ -59,7 +59,7 @@ def value_time(value: ArrayLike, gain: ArrayLike, curvature: ArrayLike) -> Float
 def value_course(
     time: ArrayLike, initial: ArrayLike, gain: ArrayLike, curvature: ArrayLike
 ) -> Float[Array, "..."]:
-    """v(t) of an aligned head, the inverse of (67), for v(0) below, at or above v*.
+    """v(t) of an aligned head (64), the inverse of (67), for v(0) below, at or above v*.
 
     `time` t/τ, `initial` v(0), `gain` g, `curvature` λ b broadcast together; differentiable.
     """

@@ -9,8 +9,8 @@ import enum
 from collections.abc import Sequence
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float, Int
-from scipy.special import ndtri
 
 from iclflow.losses import Population
 from iclflow.models import AbstractModel
@@ -207,6 +207,6 @@ def _perturbed(weights: Weights, number: int) -> Weights:
     step, count, moved = np.sqrt([2.0, 3.0, 5.0, 7.0, 11.0, 13.0][number % 6]), 0, []
     for a in weights:
         even = (np.arange(count + 1, count + 1 + a.size) * step * (1 + number // 6)) % 1.0
-        moved.append(a * (1 + PERTURBATION * ndtri(even).reshape(a.shape)))
+        moved.append(a * (1 + PERTURBATION * scipy.special.ndtri(even).reshape(a.shape)))
         count += a.size
     return moved[0], moved[1], moved[2]

@@ -140,7 +140,7 @@ class Modes(eqx.Module):
         return self._array(np.asarray(self.power) - np.sum(np.asarray(self.singular)[index] ** 2))
 
     def residual(self, index_set: Iterable[int]) -> Float[Array, "D D"]:
-        """A_S = G - B M(S) Λ = B^(1/2) (Σ_{s∉S} σ_s u_s w_sᵀ) Λ^(1/2)."""
+        """A_S = G - B M(S) Λ = B^(1/2) (Σ_{s∉S} σ_s u_s w_sᵀ) Λ^(1/2) (56)."""
         index = np.asarray(self.others(index_set), dtype=int)
         keys = np.asarray(self.second) @ np.asarray(self.key_vectors)[:, index]
         queries = np.asarray(self.covariance) @ np.asarray(self.query_vectors)[:, index]
@@ -174,7 +174,7 @@ class Modes(eqx.Module):
 
     @property
     def b(self) -> Float[Array, " r"]:
-        """b_d, the eigenvalue of B: a_d of (32) for the paper's task (commuting tasks)."""
+        """b_d, the eigenvalue of B: a_d of (32)(33) for the paper's task (commuting tasks)."""
         return self._own(1)
 
     @property

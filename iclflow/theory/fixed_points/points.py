@@ -24,7 +24,7 @@ Holdings = tuple[tuple[int, ...], ...]  # the modes that each active head holds
 
 
 class FixedPoint(eqx.Module):
-    """M(S), the function that has learned exactly the modes in S."""
+    """M(S) (21)(22), the function that has learned exactly the modes in S; rank R (81)-(83)."""
 
     modes: Modes
     index_set: tuple[int, ...] = eqx.field(static=True)

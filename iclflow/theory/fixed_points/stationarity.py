@@ -62,8 +62,9 @@ def gradient_residual(
 class Conditions(eqx.Module):
     """What has to vanish at a fixed point, head by head (E4).
 
-    A head with v ≠ 0 needs A q_r = 0 and Aᵀk_r = 0 (merged: A = 0); a head with v = 0 needs only
-    the one number Σ_r k_rᵀ A q_r (merged: ⟨U, A⟩). The paper's (C3) and W₁ = 0 are sufficient.
+    The terms of (57): a head with v ≠ 0 needs A q_r = 0 and Aᵀk_r = 0 (C2) (merged: A = 0); a head
+    with v = 0 needs only the one number Σ_r k_rᵀ A q_r (84) (merged: ⟨U, A⟩). The paper's (C3) and
+    W₁ = 0 are sufficient.
     """
 
     active: Bool[Array, " H"]  # v ≠ 0

@@ -8,8 +8,8 @@ L = ½ Σ [s² q² ((N+1)/N v s p² + T_p/N) - 2 v s² p q + v s].
 import dataclasses
 
 import numpy as np
+import scipy
 from jaxtyping import Float
-from scipy.integrate import solve_ivp
 
 from iclflow.theory.linear_transformer.spectrum import TransformerModes
 
@@ -48,7 +48,7 @@ class CoupledFlow:
         return np.sum(v * s * p**2, **keep) / n, np.sum(s**2 * q**2, **keep) / n
 
     def loss(self, p: Weights, q: Weights) -> Float[np.ndarray, "*T"]:
-        """L, with the paper's factor ½."""
+        """L, the mean of ½ |ŷ - W x_q|² as in the second paper (5)."""
         s, v, n = self.modes.spectrum, self.modes.variances, self.modes.context
         p_part, _ = self._parts(p, q)
         terms = s**2 * q**2 * ((n + 1) / n * v * s * p**2 + p_part) - 2 * v * s**2 * p * q + v * s
@@ -84,7 +84,7 @@ class CoupledFlow:
         start = np.concatenate([p, q])
         scale = max(float(np.abs(start).max()), np.finfo(float).tiny)
         span = (0.0, max(float(time[-1]), np.finfo(float).tiny))
-        found = solve_ivp(
+        found = scipy.integrate.solve_ivp(
             right, span, start, method="LSODA", t_eval=time, rtol=tolerance,
             atol=tolerance * scale,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The paper's theory (9)-(14): every mode by itself, in closed form. Exact only as N → ∞.
+"""The second paper's theory (11)-(14): every mode by itself, in closed form. Exact as N → ∞.
 
 It takes Σ̂ for diagonal in the eigenvectors and so leaves out couplings of order 1/N between
 modes; `CoupledFlow` has them.

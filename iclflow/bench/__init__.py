@@ -1,0 +1,1 @@
+"""How fast training is here: per level, model and engine, against the machine's peak."""

@@ -1,0 +1,77 @@
+"""A batch of runs under `vmap`, in equal shares on the cores of a CPU."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from iclflow.runs.compiling import in_plain_loops
+from iclflow.runs.fused.engine import Advanced
+
+FEWEST = 64  # runs in a share: a program spends as long on fewer
+
+
+def vmapped(
+    parts: tuple[Any, Any, Any],
+    axes: tuple[Any, Any],
+    marks: np.ndarray,
+    record: dict[str, Callable],
+) -> Advanced:
+    """All runs of (loss, dynamics, state) to the last mark, with what they record at the marks.
+
+    - `axes`: of loss and dynamics, as in `eqx.filter_vmap`.
+    """
+    _, dynamics, state = parts
+    of_state = _own(dynamics, state)
+    own = (*(False if axis is None else eqx.is_array for axis in axes), of_state)
+    runs, common = eqx.partition(parts, own)
+    count = jax.tree.leaves(runs[2])[0].shape[0]
+
+    def advance(share: slice) -> Advanced:
+        some = eqx.combine(jax.tree.map(lambda a: a[share], runs), common)
+        return jax.block_until_ready(_advanced(*some, marks, record, axes))
+
+    ends = np.linspace(0, count, _shares(count) + 1).astype(int)
+    if len(ends) == 2:
+        return advance(slice(None))
+    with ThreadPoolExecutor() as pool:  # a compiled program holds no lock
+        found = list(pool.map(advance, map(slice, ends[:-1], ends[1:])))
+    apart = [(eqx.filter(share.state, of_state), share.record) for share in found]
+    joined, recorded = jax.tree.map(lambda *a: jnp.concatenate(a), *apart)
+    return Advanced(eqx.combine(joined, found[0].state), recorded)
+
+
+def one_clock(dynamics: Any, state: Any) -> Any:
+    """One counter for the whole batch keeps the inner loop free of tests a run."""
+    for name in dynamics.shared:
+        state = eqx.tree_at(lambda s, n=name: getattr(s, n), state, getattr(state, name)[0])
+    return state
+
+
+def _shares(runs: int) -> int:
+    """How many equal parts the runs are cut into: one program is compiled for all of them."""
+    cores = (os.cpu_count() or 1) if jax.default_backend() == "cpu" else 1
+    return next(n for n in range(max(1, min(cores, runs // FEWEST)), 0, -1) if runs % n == 0)
+
+
+@in_plain_loops
+def _advanced(loss, dynamics, state, marks, record, axes) -> Advanced:
+    def one(loss: Any, how: Any, state: Any) -> Any:
+        return how.advance(loss, state, marks, record)
+
+    own = jax.tree.map(lambda mine: 0 if mine else None, _own(dynamics, state))
+    run = eqx.filter_vmap(one, in_axes=(*axes, own))(loss, dynamics, state)
+    return Advanced(one_clock(dynamics, run.state), run.record)
+
+
+def _own(dynamics: Any, state: Any) -> Any:
+    """Of each leaf of a state, whether every run has its own."""
+    own = jax.tree.map(eqx.is_array, state)
+    for name in dynamics.shared:
+        own = eqx.tree_at(lambda s, n=name: getattr(s, n), own, False)
+    return own
