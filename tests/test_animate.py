@@ -236,6 +236,15 @@ def test_mistakes_are_one_line_and_exit_code_2(runs, capsys, arguments, complain
     assert err.count("\n") == 1
 
 
+def test_films_that_are_not_ours_stay(runs, tmp_path, capsys):
+    film = tmp_path / "mine.gif"
+    film.write_bytes(b"holiday")
+    with pytest.raises(SystemExit):
+        film_of(runs, "--seed", 0, "--out", film)
+    assert "did not draw it" in capsys.readouterr().err
+    assert film.read_bytes() == b"holiday"
+
+
 def test_files_that_cannot_be_animated(runs, tmp_path, capsys):
     full = load(runs)
     bad = {

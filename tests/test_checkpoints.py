@@ -210,6 +210,12 @@ def test_missing_tensors_shards_and_head_counts(tmp_path):
     source = open_checkpoint(tmp_path / "b")
     with pytest.raises(CheckpointError, match=r"model.safetensors: tensor .*1.self_attn.v_proj"):
         find_layout(source).heads_of(source, 1)
+    tensors_of_lens, _ = lens(np.random.default_rng(0))
+    del tensors_of_lens["blocks.0.attn.W_Q"]
+    save(tmp_path / "d", tensors_of_lens, {})
+    broken = open_checkpoint(tmp_path / "d")
+    with pytest.raises(CheckpointError, match=r"tensor blocks\.0\.attn\.W_Q is missing"):
+        find_layout(broken)
     (tmp_path / "b" / "config.json").unlink()
     with pytest.raises(CheckpointError, match="number of heads is not in the weights"):
         find_layout(open_checkpoint(tmp_path / "b"))

@@ -17,6 +17,7 @@ from written_checkpoints import gpt2, save
 import iclflow as icl
 from iclflow.cli import COMMANDS, build_parser, main
 from iclflow.cli.interrupts import EXIT
+from iclflow.plots import losses
 from iclflow.results.netcdf import load
 
 DATA = Path(__file__).parent / "data"
@@ -122,7 +123,7 @@ def test_levels_agree_from_the_shell(capsys, level):
     np.testing.assert_allclose(found["final_loss"], auto["final_loss"], atol=1e-12)
 
 
-def test_flow_batches_and_optimisers(capsys):
+def test_flow_batches_and_optimisers(capsys, tmp_path):
     code, out, err = call(
         capsys, "simulate", *FAST[:-2], "--dynamics", "flow", "--time", 20, "--json"
     )
@@ -134,8 +135,11 @@ def test_flow_batches_and_optimisers(capsys):
     assert batch["level"] == "features"
     fresh = simulate(capsys, "--batch", 10, "--fresh", "--rate", 0.05)
     assert fresh["level"] == "population"
-    adam = simulate(capsys, "--optimiser", "adam", "--rate", 0.01)
+    adam = simulate(capsys, "--optimiser", "adam", "--out", tmp_path / "adam.nc")
     assert adam["time"] is None
+    runs = load(tmp_path / "adam.nc")
+    assert float(runs["loss"].max()) == adam["initial_loss"][0]  # not at the rate of descent
+    assert "time" not in runs.coords
 
 
 def test_in_weight_tests_are_recorded(capsys):
@@ -324,6 +328,11 @@ def test_theory_refuses_softmax(capsys):
         capsys, "theory", "--spectrum", "0.5,0.3", "--model", "softmax-merged", "--init", "0.1"
     )
     assert "linear attention" in line
+    code, out, _ = call(
+        capsys, "theory", "--spectrum", "0.5,0.3", "--fixed-fraction", "0.5", "--json"
+    )
+    assert code == 0
+    assert "with a fixed task" in json.loads(out)["notes"][0]
 
 
 # --- what would be lost, or do nothing
@@ -335,6 +344,10 @@ def test_theory_refuses_softmax(capsys):
         (["--momentum", "0.5"], "momentum does nothing with optimiser gd"),
         (["--model", "merged", "--rank", "2"], "rank does nothing with model merged"),
         (["--match"], "match does nothing without sequences"),
+        (
+            ["--dynamics", "flow", "--time", "3", "--sequences", "9", "--batch", "5"],
+            "batch does nothing with dynamics flow",
+        ),
         (["--tolerance", "1e-3"], "tolerance does nothing with dynamics descent"),
         (["--batch", "5"], "give a number of sequences"),
         (["--vary", "data"], "all runs would be equal"),
@@ -357,6 +370,18 @@ def test_what_cannot_be_meant_is_refused_before_any_work(
     monkeypatch.chdir(tmp_path)
     assert message in refused(capsys, "simulate", *FAST, *arguments)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError("3 GiB"), RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nallocating 7 bytes")],
+)
+def test_memory_that_runs_out_all_the_same_is_one_line(capsys, monkeypatch, error):
+    def raising(*args, **options):
+        raise error
+
+    monkeypatch.setattr("iclflow.study.study.Study.of", raising)
+    assert "not enough memory: " in refused(capsys, "simulate", *FAST)
 
 
 def test_a_list_that_lacks_the_loss_records_it_too(capsys):
@@ -389,14 +414,21 @@ def test_the_library_runs_the_same_experiment(capsys, sequences):
     np.testing.assert_allclose(found["final_loss"], runs["loss"].values[:, -1], rtol=1e-12)
 
 
-def test_a_run_without_steps_ends_past_its_predicted_drops(capsys):
+def test_a_run_without_steps_ends_past_its_predicted_drops(capsys, monkeypatch, tmp_path):
+    titles, draw = [], losses.loss_figure
+    monkeypatch.setattr(losses, "loss_figure", lambda *a, **k: titles.append(k) or draw(*a, **k))
     options = ["--spectrum", "0.5,0.3", "--context", "9", "--heads", "3", "--scale", "0.05"]
-    code, out, err = call(capsys, "simulate", *options, "--theory", "--json")
+    options += ["--out", tmp_path / "run.nc", "--plot", tmp_path / "run.png"]
+    code, out, err = call(capsys, "simulate", *options, "--json")
     assert code == 0, err
     found = json.loads(out)
     assert 1.2 < found["time"] / found["predicted_drop_times"][0][-1] < 1.7
     assert found["final_loss"][0] == pytest.approx(found["plateau_losses"][-1], abs=1e-3)
     assert found["drop_time_error"] <= found["worst_drop_time_error"] < 0.05
+    assert f"{found['worst_drop_time_error']:.1%} (worst)" in titles[0]["title"]
+    time = load(tmp_path / "run.nc")["time"].values
+    for drop in found["predicted_drop_times"][0]:  # late ones are no ramps between two points
+        assert np.sum(np.abs(time / drop - 1) < 0.1) > 20
 
 
 def test_pictures_that_are_not_ours_stay(capsys, tmp_path):

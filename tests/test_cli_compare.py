@@ -47,6 +47,9 @@ def test_differences_are_reported_by_name(capsys, tmp_path):
     assert found["max_abs_test_icl"] == pytest.approx(2e-3, abs=1e-12)
     assert found["max_abs_loss"] < 1e-12
     assert found["within_tolerance"] is False
+    arrays["loss"][-1] = np.inf
+    literal.save(tmp_path / "inf.npz", arrays)
+    assert main(["compare", str(tmp_path / "inf.npz"), "--json"]) == 1
 
 
 @pytest.mark.parametrize("case", ["absent", "cut", "no weights", "folder", "picture"])

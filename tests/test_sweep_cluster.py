@@ -21,6 +21,7 @@ distributed = pytest.importorskip("distributed", reason="the extra sweep is not 
 WORDS = {"spectrum": [1.0, 0.5], "context": 8, "heads": 1, "rate": 0.1, "steps": 4000}
 WORDS |= {"save": "linear:20", "scale": [0.3, 0.4, 0.5, 0.6], "seeds": 48}
 BLOCK = 8
+LONG = 900  # seconds after which a process hangs, on however busy a machine
 CLIENT = """
 import sys
 import jax
@@ -57,6 +58,7 @@ def cluster(tmp_path_factory):
     file = place / "scheduler.json"
     dask = [sys.executable, "-m", "distributed.cli.dask_scheduler"]
     options = ["--scheduler-file", str(file), "--no-dashboard", "--host", "127.0.0.1"]
+    options += ["--port", "0"]  # any that is free
     nannies = [sys.executable, "-m", "distributed.cli.dask_worker", "--scheduler-file", str(file)]
     nannies += ["--nworkers", "2", "--nthreads", "1", "--no-dashboard", "--host", "127.0.0.1"]
     with (
@@ -94,7 +96,7 @@ def disturb(out, cluster, kills, seed):
         victim = ("worker", "client", "alone")[len(killed) % 3]
         before = done(out)
         with ended(start(out, None if victim == "alone" else address)) as process:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + LONG
             while done(out) <= before and process.poll() is None:
                 assert time.monotonic() < deadline
                 time.sleep(0.1)

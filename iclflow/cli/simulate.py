@@ -26,7 +26,7 @@ EXAMPLES = """examples:
   iclflow simulate --from run.nc --rate 0.1 --seeds 1 --json
   iclflow simulate --dynamics flow --time 4000 --json
   # softmax attention needs sampled sequences; matching makes few of them look like many
-  iclflow simulate --model softmax-merged --sequences 2000 --match --heads 4 --steps 5000 --rate 1
+  iclflow simulate --model softmax-merged --sequences 2000 --match --heads 4 --steps 5000 --rate 0.2
 
 A run with --out that was stopped (Ctrl-C, SIGTERM) goes on when the same command is given again.
 """

@@ -155,12 +155,18 @@ def stored_as(source: AbstractSource, base: str) -> str | None:
     return next((n for n in (base, f"{base}.weight", f"{base}.kernel") if n in names), None)
 
 
-def read_tensor(source: AbstractSource, base: str, dims: int) -> tuple[str, np.ndarray]:
-    """The full name of a tensor, and its values."""
+def full_name(source: AbstractSource, base: str) -> str:
+    """As `stored_as`; `CheckpointError` if it is not there."""
     name = stored_as(source, base)
     if name is None:
         missing = base if re.search(r"W_[QKVO]$|_weight$", base) else f"{base}.weight"
         raise CheckpointError(f"{near(source, missing)}: tensor {missing} is missing")
+    return name
+
+
+def read_tensor(source: AbstractSource, base: str, dims: int) -> tuple[str, np.ndarray]:
+    """The full name of a tensor, and its values."""
+    name = full_name(source, base)
     shape = source.shape(name)
     if len(shape) != dims:
         raise CheckpointError(

@@ -1,5 +1,6 @@
 """The families of names that are known, and the search for them in a checkpoint."""
 
+import itertools
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -7,7 +8,7 @@ from typing import Any
 
 from iclflow.checkpoints.files import AbstractSource, CheckpointError
 from iclflow.checkpoints.layouts import storage
-from iclflow.checkpoints.layouts.base import Family, Layout, NoAttentionError, stored_as
+from iclflow.checkpoints.layouts.base import Family, Layout, NoAttentionError, full_name
 
 ADDED = "not rotary: added to the input, or none"
 ANYWHERE = r"(?:\D*(\d+).*\.|.*\.)?"  # the layer is the first number in the name, if there is one
@@ -23,32 +24,26 @@ def _fused(name: str, stem: str, reader: Any, parts: tuple[str, str], positions:
 
 def _wide(source: AbstractSource, stem: str) -> bool:
     """Whether `c_attn` is [d, 3d], as GPT-2's own `Conv1D` has it."""
-    rows, columns = source.shape(_named(source, stem + "c_attn"))
+    rows, columns = source.shape(full_name(source, stem + "c_attn"))
     return columns == 3 * rows
 
 
 def _by_group(source: AbstractSource, stem: str) -> bool:
     """GPTBigCode: keys that all heads share, or queries, keys and values head by head."""
-    rows, columns = source.shape(_named(source, stem + "c_attn"))
+    rows, columns = source.shape(full_name(source, stem + "c_attn"))
     return rows != 3 * columns or source.config.get("model_type") == "gpt_bigcode"
 
 
 def _kernels(source: AbstractSource, stem: str) -> bool:
-    return len(source.shape(_named(source, stem + "query"))) == 3
-
-
-def _named(source: AbstractSource, base: str) -> str:
-    name = stored_as(source, base)
-    assert name is not None
-    return name
+    return len(source.shape(full_name(source, stem + "query"))) == 3
 
 
 def _first_axis(source: AbstractSource, stem: str) -> int:
-    return source.shape(_named(source, stem + "W_Q"))[0]
+    return source.shape(full_name(source, stem + "W_Q"))[0]
 
 
 def _middle_axis(source: AbstractSource, stem: str) -> int:
-    return source.shape(_named(source, stem + "query"))[1]
+    return source.shape(full_name(source, stem + "query"))[1]
 
 
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -123,9 +118,9 @@ def find_layout(
     count = family.count(source, stem) if family.count else heads or head_count(source, where)
     if not count:
         raise CheckpointError(
-            f"{source.where(_named(source, stem + family.parts[0]))}: {family.name} names, but the "
-            f"number of heads is not in the weights; put the model's config.json beside them or "
-            f"give the number of heads"
+            f"{source.where(full_name(source, stem + family.parts[0]))}: {family.name} names, but "
+            f"the number of heads is not in the weights; put the model's config.json beside them "
+            f"or give the number of heads"
         )
     return Layout(family, where, layers, int(count))
 
@@ -136,8 +131,9 @@ def _stacks(source: AbstractSource) -> dict[str, tuple[Family, tuple[int, ...]]]
     found: dict[str, tuple[Family, tuple[int, ...]]] = {}
     for family in FAMILIES:
         layers: dict[str, dict[int, str]] = {}
-        for base in sorted(bases):
-            stem = base.removesuffix(family.parts[0])
+        # A layer is there if any part is: reading it names the one that is missing.
+        for base, part in itertools.product(sorted(bases), family.parts):
+            stem = base.removesuffix(part)
             if stem == base or not (match := re.fullmatch(family.stem, stem)):
                 continue
             start, end = match.span(1)

@@ -214,10 +214,8 @@ def _merged_spectra(modes: Modes) -> dict[str, Variable]:
     merged = random.normal(size=(MERGED_HEADS, size, size))
     rest = np.asarray(modes.weight(range(modes.rank))) - np.sum(values * merged, axis=0)
     merged += values * rest / np.sum(values**2)  # now Σ vᵢUᵢ = M*
-    models = Merged(
-        values=jnp.stack([0 * jnp.asarray(values), jnp.asarray(values)]),
-        merged=jnp.stack([0 * jnp.asarray(merged), jnp.asarray(merged)]),
-    )
+    minimum = Merged(values=jnp.asarray(values), merged=jnp.asarray(merged))
+    models = jax.tree.map(lambda a: jnp.stack([0 * a, a]), minimum)
     spectra = np.linalg.eigvalsh(_hessians(Population(four_input_task()), models))
     covariance = np.asarray(modes.covariance)
     rates = [np.linalg.norm(a) for a in (covariance @ covariance, covariance)]

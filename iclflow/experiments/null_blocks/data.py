@@ -44,7 +44,7 @@ class BlocksInitialiser(AbstractInitialiser):
         assert isinstance(model, Merged)
         shape = model.merged.shape
         noise = 0.5 * jax.random.normal(key, (2, *shape))
-        blocks = self.extra * SCALE * (jnp.eye(shape[-1]) + noise)
+        blocks = self.extra * SCALE * (jnp.eye(shape[-1])[None, None] + noise)
         pair = (blocks[0], blocks[1])
         return eqx.tree_at(lambda m: (m.value_inputs, m.key_labels), model, pair)
 
