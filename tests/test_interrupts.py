@@ -58,6 +58,16 @@ def test_an_interrupt_in_an_import_waits_for_its_end(tmp_path, monkeypatch):
             wait_for_interrupt()
 
 
+def test_an_interrupt_while_jax_looks_for_devices_waits_for_its_end():
+    text = "def search(end):\n try:\n  end()\n except BaseException:\n  return 'lost'\n"
+    space = {}
+    exec(compile(text, "/somewhere/jax/_src/xla_bridge.py", "exec"), space)
+    with interruptible():
+        assert space["search"](lambda: signal.raise_signal(signal.SIGINT)) is None
+        with pytest.raises(KeyboardInterrupt):
+            wait_for_interrupt()
+
+
 def runs_that(result):
     return xr.Dataset({"result": ("seed", np.asarray([result], np.int8))})
 

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 EXIT = {signal.SIGINT: 130, signal.SIGTERM: 143}  # 128 + the signal, as shells have it
 AGAIN = 0.02  # seconds until an interrupt that came at a bad moment is tried once more
-IMPORTING = "<frozen importlib._bootstrap>"
+# Who swallows what is raised in them: imports, and JAX's search for devices.
+DEAF = ("<frozen importlib._bootstrap>", "jax/_src/xla_bridge.py")
 
 
 class Interrupts:
@@ -27,12 +28,12 @@ class Interrupts:
         return EXIT[self.received or signal.SIGINT]
 
     def handle(self, number: int, frame: types.FrameType | None) -> None:
-        """Raise `KeyboardInterrupt`, but not in the midst of an import.
+        """Raise `KeyboardInterrupt`, but not in the midst of an import or of JAX's start.
 
-        Modules swallow whatever is raised while they look for others, or are left half made.
+        Both swallow whatever is raised while they look for others, or leave things half made.
         """
         self.received = signal.Signals(number)
-        while frame is not None and frame.f_code.co_filename != IMPORTING:
+        while frame is not None and not frame.f_code.co_filename.endswith(DEAF):
             frame = frame.f_back
         if frame is None:
             raise KeyboardInterrupt
