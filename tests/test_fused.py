@@ -109,6 +109,7 @@ def test_the_kernel_of_the_gpu_in_interpretation(monkeypatch):
     assert "Pallas" in fused.attrs["engine"]
 
 
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")  # JAX 0.11
 def test_the_kernel_of_the_gpu_is_lowered(monkeypatch):
     """As far as a machine without a GPU can tell: the program becomes one Triton kernel."""
     monkeypatch.setattr(engine, "available", lambda: engine.PALLAS)
