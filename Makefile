@@ -16,7 +16,7 @@ export NO_MKDOCS_2_WARNING := 1
 JOBS ?= 2
 # One thread a process for small matrices: two of them on two busy cores wait for each other.
 export OPENBLAS_NUM_THREADS := 1
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 25
 
 # Between them these use every dependency.
 TESTS ?= $(addprefix tests/test_, files.py plots.py display.py simulate.py staircase.py cli.py sweep.py \

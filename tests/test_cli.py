@@ -123,6 +123,7 @@ def test_levels_agree_from_the_shell(capsys, level):
     np.testing.assert_allclose(found["final_loss"], auto["final_loss"], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_flow_batches_and_optimisers(capsys, tmp_path):
     code, out, err = call(
         capsys, "simulate", *FAST[:-2], "--dynamics", "flow", "--time", 20, "--json"
@@ -280,6 +281,7 @@ def test_theory_needs_only_spectrum_and_context(capsys):
     assert "drop_times" not in found
 
 
+@pytest.mark.slow
 def test_theory_predicts_what_simulate_shows(capsys, tmp_path):
     """Same options, same weights: the simulated loss crosses mid-level at the predicted times."""
     options = ["--spectrum", "0.5,0.3", "--context", 9, "--heads", 3, "--init", 0.003]
@@ -414,6 +416,7 @@ def test_the_library_runs_the_same_experiment(capsys, sequences):
     np.testing.assert_allclose(found["final_loss"], runs["loss"].values[:, -1], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_run_without_steps_ends_past_its_predicted_drops(capsys, monkeypatch, tmp_path):
     titles, draw = [], losses.loss_figure
     monkeypatch.setattr(losses, "loss_figure", lambda *a, **k: titles.append(k) or draw(*a, **k))

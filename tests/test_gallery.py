@@ -31,9 +31,9 @@ def load_gallery():
 
 
 gallery = load_gallery()
-SLOW = {"a_sweep", "softmax_and_linear"}
+QUICK = {"staircase", "label_noise", "your_own_model", "your_own_prompts", "diagnose_a_checkpoint"}
 SOME = [
-    pytest.param(one, id=one.name, marks=[pytest.mark.slow] if one.name in SLOW else [])
+    pytest.param(one, id=one.name, marks=[] if one.name in QUICK else [pytest.mark.slow])
     for one in gallery.EXAMPLES
 ]
 

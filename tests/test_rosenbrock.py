@@ -63,7 +63,7 @@ def test_stable_far_beyond_the_explicit_limit():
     assert int(run.stats["num_steps"]) < 200
 
 
-@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("rank", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("commuting", [True, False])
 def test_linear_system(rank, commuting):
     """W is 1 - wJ by automatic differentiation; its blocks are blocks of it, entry by entry."""
@@ -84,6 +84,7 @@ def test_linear_system(rank, commuting):
     assert there.sum() > 2 * weights.size  # more than the diagonal
 
 
+@pytest.mark.slow
 def test_blocks_are_almost_all_of_a_learned_state():
     """At the minimum, where heads hold one mode each, the blocks alone solve the system."""
     task = power_law(6)
@@ -122,6 +123,7 @@ def test_any_loss_and_model():
     np.testing.assert_allclose(found.loss, exact.loss, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_flows_together_are_flows_alone():
     task = power_law(3)
     init = icl.Separate.initialiser(task, heads=4, scale=0.3)

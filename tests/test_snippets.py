@@ -4,8 +4,9 @@ The blocks of a page run in order, in one namespace and one folder. `python` is 
 comment begins with a number must print that number. `bash` is a command a line; `console` has
 commands after `$`, each with what it prints or without: what is shown must be what is printed,
 numbers to the digits shown, with `…` on a line for lines left out. `text` is never run. A block
-after the line `<!-- slow -->` is run by `make test-all` only, one after `<!-- needs torch -->`
-where that is installed, and else compiled. Commands inside a line of text are parsed.
+after the line `<!-- slow -->`, or on a page that takes long, is run by `make test-all` only, one
+after `<!-- needs torch -->` where that is installed, and else compiled. Commands inside a line of
+text are parsed.
 """
 
 import ast
@@ -223,7 +224,14 @@ def identified(path: Path) -> str:
 WITH_BLOCKS = [page for page in PAGES if blocks(page.read_text(encoding="utf-8"))]
 
 
-@pytest.mark.parametrize("page", WITH_BLOCKS, ids=identified)
+HEAVY = {"docs/diagnostics.md", "docs/monitor.md", "docs/explorer.md", "docs/optimisers.md"}
+QUICK = [
+    pytest.param(page, marks=[pytest.mark.slow] if identified(page) in HEAVY else [])
+    for page in WITH_BLOCKS
+]
+
+
+@pytest.mark.parametrize("page", QUICK, ids=identified)
 def test_quick_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given_files(tmp_path)

@@ -185,6 +185,7 @@ def test_value_weights_follow_the_scalar_ode():
     assert np.median(worst) < 1e-3
 
 
+@pytest.mark.slow
 def test_condition_number_is_the_response_to_a_perturbation():
     model = start(LINEAR, 1e-3, seed=2)
     stairs = staircase(LINEAR, model, probes=6)
@@ -199,6 +200,7 @@ def test_condition_number_is_the_response_to_a_perturbation():
     assert np.isnan(staircase(LINEAR, model, probes=0).condition).all()
 
 
+@pytest.mark.slow
 def test_the_papers_durations_are_an_order_of_magnitude():
     """(68)(73) are off by a factor for random heads, and right for an aligned one."""
     ratios = []

@@ -53,7 +53,7 @@ class Monitor:
         matrices: Sequence[str] = ("*",),
         largest: int = 4096,
         per_decade: int = 20,
-        budget: float = 0.05,
+        budget: float = 0.02,
         heads: int | None = None,
         stack: str | None = None,
         config: Mapping[str, Any] | None = None,
