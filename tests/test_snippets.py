@@ -224,7 +224,11 @@ def identified(path: Path) -> str:
 WITH_BLOCKS = [page for page in PAGES if blocks(page.read_text(encoding="utf-8"))]
 
 
-HEAVY = {"docs/diagnostics.md", "docs/monitor.md", "docs/explorer.md", "docs/optimisers.md"}
+HEAVY = {
+    f"docs/{name}.md"
+    for name in ("choosing", "diagnostics", "explorer", "grokking", "linear-transformer",
+                 "monitor", "optimisers")
+}  # fmt: skip
 QUICK = [
     pytest.param(page, marks=[pytest.mark.slow] if identified(page) in HEAVY else [])
     for page in WITH_BLOCKS
