@@ -173,9 +173,9 @@ def test_the_in_weight_run_shows_the_fixed_task_first(capsys, tmp_path):
     assert first["in_weight_loss"] < 0.2
     assert first["in_context_loss"] > 0.95
     assert last["in_context_loss"] < 0.25
+
+
 @pytest.mark.slow
-
-
 def test_all_seeds_of_a_file_are_padded_and_labelled(capsys, tmp_path):
     settings = Settings(
         spectrum=(0.6, 0.3), context=31, heads=2, scale=0.05, steps=2500, seeds=2, seed=4,

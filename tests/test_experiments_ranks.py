@@ -158,9 +158,9 @@ def test_fours_have_no_odd_averages_and_keep_the_zero_blocks() -> None:
     assert float(run.loss[-1]) < float(run.loss[0])
     np.testing.assert_allclose(run.model.attention.value_inputs, 0, atol=1e-12)
     np.testing.assert_allclose(run.model.attention.key_labels, 0, atol=1e-12)
+
+
 @pytest.mark.slow
-
-
 def test_softmax_drops() -> None:
     data = softmax_drops.compute(quick=True)
     assert all(claim.holds for claim in softmax_claims.claims(data))
