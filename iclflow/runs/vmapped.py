@@ -36,9 +36,10 @@ def vmapped(
         some = eqx.combine(jax.tree.map(lambda a: a[share], runs), common)
         return jax.block_until_ready(_advanced(*some, marks, record, axes))
 
-    ends = np.linspace(0, count, _shares(count) + 1).astype(int)
-    if len(ends) == 2:
-        return advance(slice(None))
+    shares = _shares(count)
+    if shares == 1:  # nothing to cut: no copies
+        return jax.block_until_ready(_advanced(*parts, marks, record, axes))
+    ends = np.linspace(0, count, shares + 1).astype(int)
     with ThreadPoolExecutor() as pool:  # a compiled program holds no lock
         found = list(pool.map(advance, map(slice, ends[:-1], ends[1:])))
     apart = [(eqx.filter(share.state, of_state), share.record) for share in found]
