@@ -68,9 +68,7 @@ class AbstractModel(eqx.Module):
         """The attention layer that has these weights, if there is one."""
         return None
 
-    def pairs(
-        self,
-    ) -> Pairs | None:
+    def pairs(self) -> Pairs | None:
         """v, k and q, if they are all weights, in this order, and M = Σ v k qᵀ for one output."""
         return None
 

@@ -59,9 +59,7 @@ class Separate(AbstractAttention):
     def reduced_weights(self) -> Float[Array, "O O D D"]:
         return contract("hop,hrd,hrc->opdc", self.values, self.keys, self.queries)
 
-    def pairs(
-        self,
-    ) -> Pairs | None:
+    def pairs(self) -> Pairs | None:
         if self.blocks is Blocks.FULL or self.values.shape[1] > 1:
             return None
         return self.values[:, 0, 0], self.keys, self.queries
