@@ -85,12 +85,12 @@ export class Trainer {
     return this.setup ? this.runs.get(this.setup.settings.front) : undefined;
   }
 
-  /** @param {number} n the worker @param {number[]} runs @param {number[]} starts @param {boolean} refine */
+  /** Worker 0 trains the run in front and nothing else: the others may be deep in a theory that nobody waits for any more. @param {number} n the worker @param {number[]} runs @param {number[]} starts @param {boolean} refine */
   #post(n, runs, starts, refine = false) {
     const { settings, rate, steps } = /** @type {Setup} */ (this.setup);
-    const count = Math.max(1, Math.min(4, navigator.hardwareConcurrency || 2));
+    const count = 1 + Math.max(1, Math.min(4, navigator.hardwareConcurrency || 2));
     while (this.workers.length < count) this.workers.push(startWorker((message) => this.#receive(message)));
-    this.workers[n % count].postMessage({ id: this.id, settings, runs, starts, refine, rate, steps });
+    this.workers[n].postMessage({ id: this.id, settings, runs, starts, refine, rate, steps });
   }
 
   /** @param {any} message */
@@ -149,9 +149,9 @@ export class Trainer {
     const starts = Array.from({ length: cloud }, (_, i) => i);
     if (!others.length && !starts.length) return;
     this.#post(0, [], []); // starts the workers
-    const share = (/** @type {number[]} */ list, /** @type {number} */ n) =>
-      list.filter((_, i) => i % this.workers.length === n);
-    this.workers.forEach((_, n) => this.#post(n, share(others, n), share(starts, n)));
+    const behind = this.workers.length - 1;
+    const share = (/** @type {number[]} */ list, /** @type {number} */ n) => list.filter((_, i) => i % behind === n);
+    for (let n = 0; n < behind; n++) this.#post(n + 1, share(others, n), share(starts, n));
   }
 }
 
