@@ -69,7 +69,7 @@ def test_defaults_are_those_of_simulate():
         assert tuple(given) == ours if isinstance(given, list) else given == ours, name
 
 
-@pytest.mark.parametrize("name", ["merged", "linear transformer"])
+@pytest.mark.parametrize("name", ["merged", "linear transformer", "in weight"])
 def test_the_reference_is_what_the_library_computes(name):
     stored = json.loads((WEB / "reference.json").read_text(encoding="utf-8"))
     assert list(stored["runs"]) == list(RUNS)
@@ -89,6 +89,8 @@ def _same(stored, found):
     for name in ("start", "loss", "end"):
         flat = [np.concatenate([np.ravel(p) for p in one[name]]) for one in (stored, found)]
         np.testing.assert_allclose(*flat, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(stored.get("tests", []), found.get("tests", []), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(stored["levels"], found["levels"], rtol=0, atol=1e-12)
     for by, times in found.get("times", {}).items():
         np.testing.assert_allclose(stored["times"][by], times, rtol=1e-9)
 
@@ -97,6 +99,7 @@ def test_an_address_states_what_differs_from_the_defaults():
     assert address({"scale": 0.07, "heads": 4, "seeds": 6}) == "heads=4&scale=0.07&seeds=6"
     assert address({"spectrum": "power:1", "dim": 2}).startswith("spectrum=0.666")
     assert address({"rotate": True, "model": "merged"}) == "model=merged&rotate=true"
+    assert address({"fixed_fraction": 0.6, "eigen_seed": 4}) == "fixed_fraction=0.6&eigen_seed=4"
     assert address({}) == "seeds=1"
 
 
@@ -110,7 +113,10 @@ def test_an_address_states_what_differs_from_the_defaults():
         ({"spectrum": [0.1] * 9}, "up to 8 components, got 9"),
         ({"blocks": "full"}, "no zero blocks"),
         ({"optimiser": "adam"}, "the page has no optimiser"),
-        ({"fixed_fraction": 0.5}, "the page has no fixed fraction"),
+        ({"fixed_fraction": 0.5, "sequences": 100}, "every block in the population"),
+        ({"fixed_fraction": 0.5, "blocks": "frozen"}, "every block in the population"),
+        ({"fixed_fraction": 0.5, "model": "softmax-merged"}, "separate and merged"),
+        ({"pool": 4}, "the page has no pool"),
     ],
 )
 def test_what_the_page_has_not_is_refused(given, reason):

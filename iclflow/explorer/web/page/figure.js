@@ -27,7 +27,7 @@ function runsOf({ time, loss, theory, levels, drops = [], rate }) {
       rate,
     };
     const run = { index, setup, times, losses: Float64Array.from(losses), weights: new Float64Array(0), done: true };
-    return { ...run, step: 0, diverged: 0, ms: 0, seen: seenDrops(run), drops: predicted };
+    return { ...run, tests: [], step: 0, diverged: 0, ms: 0, seen: seenDrops(run), drops: predicted };
   });
 }
 
