@@ -13,10 +13,13 @@ import xarray as xr
 
 import iclflow as icl
 from iclflow import cli
+from iclflow.experiments.entry import Live
+from iclflow.explorer import curves
 from iclflow.explorer.address import BOUNDS, MODELS, address
 from iclflow.explorer.bundle import POLICY, WEB, bundle, glue
 from iclflow.explorer.payload import payload, shown
 from iclflow.explorer.reference import RUNS, reference
+from iclflow.report.figures import FIGURES
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
 
@@ -144,6 +147,51 @@ def test_runs_of_a_sweep_say_what_they_lack(runs):
         payload(runs.assign(loss=runs["loss"] * np.nan), "x")
     with pytest.raises(ValueError, match="weights"):
         payload(runs.drop_vars("keys"), "x")
+
+
+def test_curves_of_a_report_follow_their_dimensions():
+    time = np.linspace(0.0, 9.0, 10)
+    loss = np.exp(-np.array([1.0, 2.0])[:, None] * time)
+    data = xr.Dataset(
+        {
+            "clock": (("rank", "point"), np.stack([time, 2 * time])),
+            "loss": (("rank", "scale", "point"), np.stack([loss, loss / 2])),
+            "levels": ("level", [1.0, 0.0]),
+            "end": ("scale", [4.0, 100.0]),
+            "predicted": (("few", "mark"), [[1.0, 0.5]]),
+            "marks": (("few", "mark"), [[0.0, 6.0]]),
+            "weights": (("rank", "scale", "point", "head"), np.ones((2, 2, 10, 3)) * -1.0),
+        },
+        {"rank": [1, 2], "scale": [0.1, 0.2], "few": [0.2]},
+    )
+    names = {"levels": "levels", "time": "clock", "panels": "rank", "title": "R = "}
+    live = Live("loss", "predicted", theory_time="marks", lines="weights", **names)
+    found = list(curves.panels(data, **vars(live)))
+    assert [panel["title"] for panel in found] == ["R = 1", "R = 2"]
+    assert [run["name"] for run in found[0]["all"]] == ["0.1", "0.2"]
+    assert found[1]["all"][0]["time"][-1] == 18.0
+    assert found[1]["all"][0]["loss"][0] == 0.5
+    assert "theory" not in found[0]["all"][0]  # only scale 0.2 has one, until its last mark
+    theory = found[0]["all"][1]["theory"]
+    assert theory[3] == 0.75
+    assert theory[-1] is None
+    assert found[0]["all"][0]["lines"] == [[1.0] * 10] * 3  # sizes of value weights
+    whole = Live("loss", "loss", until="end", **names)
+    cut = next(curves.panels(data, **vars(whole)))["all"][0]["theory"]
+    assert [x is None for x in cut] == [False] * 5 + [True] * 5
+    with pytest.raises(KeyError, match="levls"):
+        list(curves.panels(data, **vars(Live("loss", levels="levls", time="clock", panels="rank"))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, figure in FIGURES.items() if figure.live])
+def test_every_live_figure_finds_its_runs(name):
+    data = FIGURES[name].source.compute(quick=True)
+    for live in FIGURES[name].live:
+        for panel in curves.panels(data, **vars(live)):
+            assert all(len(run["loss"]) == len(run["time"]) > 5 for run in panel["all"])
+            ends = panel["all"][0]["loss"]
+            assert ends[-1] < ends[0]
 
 
 def test_saves_are_kept_where_the_loss_moves():

@@ -116,7 +116,7 @@ def _theory(study: Study, model: AbstractModel, runs: Any) -> dict[str, Any]:
     if task.outputs > 1:
         modes = TransformerModes.of(task)
         start = np.full(task.size, study.settings.scale**2)
-        times = np.sort(DecoupledFlow(modes).half_times(start))
+        times = np.sort(DecoupledFlow(modes).drop_times(start))
         return {"levels": (2 * plateau_losses(modes)).tolist(), "times": {"transformer": times}}
     if not isinstance(model, AbstractLinearModel):
         return {}

@@ -98,6 +98,8 @@ def _compute(quick: bool) -> xr.Dataset:
     times = 2 * RATE * marks
     theory = [first_drop(loss, model) for loss in populations]
     growth, level = (np.asarray([getattr(t, n) for t in theory]) for n in ("growth", "level"))
+    least = [least_loss(loss) for loss in populations]
+    levels = np.stack([[t.power for t in theory], level, least], axis=1)
     count = len(PORTIONS)
     runs, one = ("portion", "time"), ("time",)
     variables: dict[str, Variable] = {
@@ -109,11 +111,8 @@ def _compute(quick: bool) -> xr.Dataset:
         "predicted_end": (("portion",), [t.time(0.9) for t in theory], "its end: 90% of the way"),
         "growth": (("portion",), growth, r"growth rate on the first plateau, $\sigma_1$"),
         "first_level": (("portion",), level, "predicted loss after the first drop"),
-        "minimum": (
-            ("portion",),
-            [least_loss(loss) for loss in populations],
-            "least loss (87) allows",
-        ),
+        "drop_time": (("portion",), [t.time() for t in theory], "its middle, t/τ"),
+        "levels": (("portion", "level"), levels, "start, end of the first drop, least loss (87)"),
     }
     settings = {
         "inputs": SIZE, "context": CONTEXT, "heads": HEADS, "rate": RATE, "scale": SCALE,

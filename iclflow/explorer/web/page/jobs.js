@@ -23,6 +23,8 @@ import { isSoftmax } from "./settings.js";
  * @property {number} steps
  * @property {Stairs | null} theory of the run in front
  * @property {boolean} rough whether a better theory is still to come
+ * @property {string=} clock what time counts, where it is not t/τ
+ * @property {string=} lossName what the loss is, where it is not E(y − ŷ)²
  * @property {boolean} partial whether weights were trained that the page does not show
  */
 

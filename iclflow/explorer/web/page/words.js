@@ -128,7 +128,7 @@ function timesWords({ setup }) {
     return `The first drop, halfway to where it would end on the leading direction of E[y S ⊗ x]; from the initial weights.${where}`;
   if (!theory?.drops.length) return "No drop is predicted for these settings.";
   if (theory.by === "transformer")
-    return `Half-times (τ_α/2) ln((a∞ − a₀)/a₀) of (13), τ_α = 1/(v s²), in the limit of long contexts.${where}`;
+    return `When the loss of a mode is halfway down by (13)(14): (τ_α/2) ln((√2 − 1)(a∞ − a₀)/a₀), τ_α = 1/(v s²), in the limit of long contexts.${where}`;
   if (theory.by === "merged")
     return `Of a small start only the half that grows survives; after that the whole matrix follows one equation for its components.${where}`;
   if (shape.rank === 1 && !ordered(modes))

@@ -20,6 +20,9 @@ export function timeScale({ setup, log }, width) {
   return scale(log, [from, setup.horizon], [LEFT, width - (width < 560 ? RIGHT_NARROW : RIGHT)]);
 }
 
+/** What the time axis is called. @type {(context: Context) => string} */
+export const clockName = ({ setup }) => setup.clock ?? "training time t/τ";
+
 /** The weights of a run at one save. @type {(run: Run, index: number) => Float64Array} */
 export function weightsAt(run, index) {
   const count = weightCount(run.setup.shape);

@@ -2,7 +2,7 @@
 
 import { freshId, keep, line, number, scale, set, svg, ticks } from "./svg.js";
 import { dropLevels } from "../theory/seen.js";
-import { LEFT, algorithm, colour, component, count, textColour, timeScale } from "./context.js";
+import { LEFT, algorithm, clockName, colour, component, count, textColour, timeScale } from "./context.js";
 
 /** @typedef {import("./context.js").Context} Context */
 
@@ -80,8 +80,8 @@ export class LossView {
     for (const value of ticks(y, 5))
       grid.push(svg("text", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, number(value)));
     grid.push(svg("line", { x1: LEFT, x2: right, y1: height - 44, y2: height - 44 }));
-    grid.push(svg("text", { class: "label", x: 2, y: 10 }, "loss  E(y − ŷ)²"));
-    grid.push(svg("text", { class: "label", x: right, y: height - 8, "text-anchor": "end" }, "training time t/τ"));
+    grid.push(svg("text", { class: "label", x: 2, y: 10 }, setup.lossName ?? "loss  E(y − ŷ)²"));
+    grid.push(svg("text", { class: "label", x: right, y: height - 8, "text-anchor": "end" }, clockName(context)));
     this.grid.replaceChildren(...grid);
 
     const all = modes.levels.length - 1,
