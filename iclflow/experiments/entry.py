@@ -94,9 +94,9 @@ class Live:
     - `title`: of the panel, or of a value of `panels`.
     - `until`: where the theory ends, [run].
     - `tests`: pairs of another loss, like `loss`, and its name.
-    - `lines`: what is drawn below the loss, [run, time, line] or [time, line]; `lines_theory` is
-      the same by theory, `ends` its dotted limits, `lines_name` what it is; where that
-      ends in a "|" their sizes are drawn.
+    - `lines`: what is drawn below the loss, [run, time, line], without runs or lines where there
+      is one; `lines_theory` is the same by theory, `ends` its dotted limits, `lines_name` what it
+      is: where that ends in a "|" sizes are drawn.
     - `runs`: what distinguishes them.
     - `front`: which of them is shown first.
     - `dashed`: what the theory is.

@@ -64,7 +64,7 @@ def _panel(
             "tests": [_of(data, name, i, dim)[kept] for name, _ in tests],
             "levels": _of(data, levels, i, dim),
             "drops": np.atleast_1d(_of(data, times, i, dim)),
-            "lines": _of(data, lines, i, dim).T[:, kept] if lines else [],
+            "lines": np.atleast_2d(_of(data, lines, i, dim).T)[:, kept] if lines else [],
         }
         if lines_name.endswith("|"):
             run["lines"] = np.abs(run["lines"])
