@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from iclflow.report import compiling
+from iclflow.runs.compiling import cores
 
 PROGRAM = """
 import sys
@@ -47,3 +48,12 @@ def test_a_flag_that_a_release_may_not_know_is_left_out(monkeypatch: pytest.Monk
     monkeypatch.setattr(compiling, "version", lambda name: "0.11.2")
     compiling.compile_sparingly()
     assert os.environ["XLA_FLAGS"] == "--xla_backend_optimization_level=0"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [("1", 1), ("3", 3), ("", os.cpu_count()), ("0", os.cpu_count()), ("two", os.cpu_count())],
+)
+def test_cores_are_those_that_the_process_may_use(given, found, monkeypatch):
+    monkeypatch.setenv("NPROC", given)
+    assert cores() == found

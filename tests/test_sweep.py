@@ -171,7 +171,7 @@ def test_shares_on_several_cores_change_nothing(dynamics, monkeypatch):
         monkeypatch.setattr(vmapped, "FEWEST", fewest)
         return sweep(TASK, INIT, dynamics, until=9, seeds=3, axes=axes, record=["loss", "weights"])
 
-    monkeypatch.setattr(vmapped.os, "cpu_count", lambda: 4)  # three shares of two runs
+    monkeypatch.setattr(vmapped, "cores", lambda: 4)  # three shares of two runs
     whole = run(100)
     assert vmapped._shares(6) == 1
     shared = run(2)

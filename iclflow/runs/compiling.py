@@ -1,6 +1,7 @@
 """How the loop over many small runs is compiled."""
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,12 @@ import jax
 # that is up to seventy times slower than the loop it replaces (benchmarks/runs.py). Large matrix
 # products stay with the library.
 OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
+
+
+def cores() -> int:
+    """The cores that this process may use: `NPROC`, which XLA goes by too, or all."""
+    given = os.environ.get("NPROC", "")
+    return int(given) if given.isdecimal() and int(given) > 0 else os.cpu_count() or 1
 
 
 def in_plain_loops(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,5 @@
 """A batch of runs under `vmap`, in equal shares on the cores of a CPU."""
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from iclflow.runs.compiling import in_plain_loops
+from iclflow.runs.compiling import cores, in_plain_loops
 from iclflow.runs.fused.engine import Advanced
 
 FEWEST = 64  # runs in a share: a program spends as long on fewer
@@ -56,8 +55,8 @@ def one_clock(dynamics: Any, state: Any) -> Any:
 
 def _shares(runs: int) -> int:
     """How many equal parts the runs are cut into: one program is compiled for all of them."""
-    cores = (os.cpu_count() or 1) if jax.default_backend() == "cpu" else 1
-    return next(n for n in range(max(1, min(cores, runs // FEWEST)), 0, -1) if runs % n == 0)
+    most = cores() if jax.default_backend() == "cpu" else 1
+    return next(n for n in range(max(1, min(most, runs // FEWEST)), 0, -1) if runs % n == 0)
 
 
 @in_plain_loops

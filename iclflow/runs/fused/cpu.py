@@ -2,7 +2,6 @@
 
 import functools
 import importlib.util
-import os
 import textwrap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from iclflow.runs.compiling import cores
 from iclflow.runs.fused.numbers import Arithmetic
 from iclflow.runs.fused.program import Program, numbers_of
 
@@ -37,7 +37,7 @@ def advance(
     record = np.empty((count, len(marks), program.seen_count, LANES), program.dtype)
     loop = _compiled(_source(program, zeros))
     begin, steps = int(leaves[program.clock].item()), np.asarray(marks, np.int64)
-    workers = min(os.cpu_count() or 1, count)
+    workers = min(cores(), count)
     with ThreadPoolExecutor(workers) as pool:  # the loop holds no lock
         ends = np.linspace(0, count, workers + 1).astype(int)
         jobs = [pool.submit(loop, *part, begin, steps, record, *arrays) for part in pairwise(ends)]
