@@ -81,7 +81,7 @@ def growth() -> None:
 
 def workers() -> None:
     """Two single-threaded workers against one, at the level of sequences."""
-    words = {"steps": 300, "rate": 0.2, "scale": 0.07, "save": "linear:20", "loss": "sequences"}
+    words = {"steps": 1000, "rate": 0.2, "scale": 0.07, "save": "linear:20", "loss": "sequences"}
     design = Design.of(**words, sequences=500, seeds=64)
     seconds = {}
     for count in (1, 2):

@@ -89,8 +89,9 @@ def _same(stored, found):
     for name in ("start", "loss", "end"):
         flat = [np.concatenate([np.ravel(p) for p in one[name]]) for one in (stored, found)]
         np.testing.assert_allclose(*flat, rtol=0, atol=1e-11)
+    # A flow chooses its steps, at a tolerance of 1e-6: another processor rounds to other ones.
     for by, times in found.get("times", {}).items():
-        np.testing.assert_allclose(stored["times"][by], times, rtol=1e-9)
+        np.testing.assert_allclose(stored["times"][by], times, rtol=1e-5 if by == "flow" else 1e-9)
 
 
 def test_an_address_states_what_differs_from_the_defaults():

@@ -159,7 +159,8 @@ def test_moments_do_not_depend_on_the_chunk(monkeypatch):
     assert len(seen) > 5
 
 
-def test_moments_of_features_are_the_moments():
+def test_moments_of_features_are_the_moments(monkeypatch):
+    """In one block of rows, and in several, of which the lower half is mirrored."""
     task = TASKS["lengths"]()
     moments = Moments.sample(task, 50, KEY)
     features = Features.sample(task, 50, KEY)
@@ -169,6 +170,11 @@ def test_moments_of_features_are_the_moments():
         moments.cross[0], features.target.reshape(-1) @ phi / 150, atol=1e-14
     )
     assert float(moments.power) == pytest.approx(float(jnp.mean(features.target**2)), abs=1e-14)
+    monkeypatch.setattr("iclflow.losses.moments.BLOCK", 7)
+    jax.clear_caches()
+    blocked = Moments.sample(task, 50, KEY)
+    np.testing.assert_allclose(blocked.second, phi.T @ phi / 150, atol=1e-14)
+    np.testing.assert_array_equal(blocked.second, blocked.second.T)
 
 
 def test_quadratic_form_has_first_and_second_derivatives():

@@ -21,6 +21,19 @@ def test_the_cheapest_exact_level():
         icl.select(task, softmax(task)(KEY), None)
 
 
+def test_the_cheaper_of_moments_and_features():
+    """The moments cost more where they leave the cache; every length of a prompt is a row."""
+    small, large = icl.Task(np.ones(4), 31), icl.Task(np.ones(16), 31)
+    level = {
+        (task.size, count): icl.select(task, MODELS["merged"](task, Blocks.FULL, 1.0)(KEY), count)
+        for task, count in ((small, 100), (small, 50), (large, 7000), (large, 3000))
+    }
+    assert [choice.level for choice in level.values()] == ["moments", "features"] * 2
+    lengths = icl.Task(np.ones(4), 31, lengths=(10, 20, 31))
+    model = MODELS["merged"](lengths, Blocks.FULL, 1.0)(KEY)
+    assert icl.select(lengths, model, 50).level == "moments"
+
+
 @pytest.mark.parametrize("sequences", [None, 5, 5000])
 @pytest.mark.parametrize("blocks", Blocks)
 def test_what_it_picks_admits_the_model(sequences, blocks):

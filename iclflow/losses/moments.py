@@ -5,7 +5,7 @@ from typing import Any, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from iclflow.losses.features import AbstractFeatureMap, FullFeatures, Sizes, extract
 from iclflow.losses.memory import require_memory
@@ -15,6 +15,7 @@ from iclflow.results.progress import Progress
 from iclflow.tasks.prompts import AbstractPromptSet, Prompts, as_sets
 
 CHUNK_BYTES = 64 * 2**20  # features of one chunk of prompts
+BLOCK = 2048  # rows of E[φφᵀ] that are added to at once, from the diagonal on
 
 
 @jax.custom_jvp
@@ -59,18 +60,18 @@ class Moments(AbstractPromptLoss):
         before, rows = 0, 0
         for part in as_sets(prompts, lengths):
             cls.require_memory(part, features=map_)
+            total = _empty(part, map_) if total is None else total
             row = map_.count(part) * len(part.lengths) * 8
             for index, mask, done in part.chunks(
                 max(1, min(part.count, 16384, CHUNK_BYTES // row))
             ):
-                sums = _sums(part, map_, index, mask)
-                total = sums if total is None else jax.tree.map(jnp.add, total, sums)
+                total = _added((part, map_, index, mask), total)
                 if progress is not None:
                     jax.block_until_ready(total)
                     progress(before + done, before + part.count)
             before, rows = before + part.count, rows + part.count * len(part.lengths)
-        power, cross, second = jax.tree.map(lambda s: s / rows, total)
-        return cls(power, cross, second, map_)
+        assert total is not None  # a set has prompts
+        return cls(*_means(jnp.asarray(rows), total), map_)
 
     @classmethod
     def require_memory(
@@ -99,19 +100,47 @@ class Moments(AbstractPromptLoss):
 
 
 def moments_bytes(sizes: Sizes, features: AbstractFeatureMap) -> int:
-    """Memory for the moments and the gradient step that uses them."""
-    return 3 * 8 * features.count(sizes) ** 2
+    """Memory for the moments, and for the sums of a block that are added to them."""
+    count = features.count(sizes)
+    return 8 * count * (count + 2 * min(count, BLOCK))
 
 
-@eqx.filter_jit
-def _sums(
-    prompts: AbstractPromptSet, map_: AbstractFeatureMap, index: Array, mask: Array
-) -> tuple[Float[Array, ""], Float[Array, "O F"], Float[Array, "F F"]]:
-    """Sums of |y|², y φ and φφᵀ over a chunk of prompts and their prefixes."""
+Sums = tuple[Float[Array, ""], Float[Array, "O F"], Float[Array, "F F"]]
+
+
+def _empty(prompts: AbstractPromptSet, map_: AbstractFeatureMap) -> Sums:
+    kind = eqx.filter_eval_shape(extract, prompts, map_, jnp.arange(1))[2].dtype
+    shapes = (), (prompts.outputs, count := map_.count(prompts)), (count, count)
+    power, cross, second = (jnp.zeros(shape, kind) for shape in shapes)
+    return power, cross, second
+
+
+def _blocks(count: int) -> list[slice]:
+    return [slice(i, min(i + BLOCK, count)) for i in range(0, count, BLOCK)]
+
+
+@eqx.filter_jit(donate="all-except-first")  # the matrix is added to where it is
+def _added(given: tuple[AbstractPromptSet, AbstractFeatureMap, Array, Array], total: Sums) -> Sums:
+    """|y|², y φ and the upper blocks of φφᵀ, summed over a chunk of prompts and their prefixes."""
+    prompts, map_, index, mask = given
     statistic, query, target = extract(prompts, map_, index)
     phi = jnp.einsum("pnk,pnc->pnkc", statistic, query)
     phi = phi.reshape(phi.shape[0] * phi.shape[1], -1)
     y = target.reshape(phi.shape[0], -1)
     keep = jnp.repeat(mask, target.shape[1])[:, None]
     phi, y = jnp.where(keep, phi, 0.0), jnp.where(keep, y, 0.0)
-    return jnp.sum(y**2), y.T @ phi, phi.T @ phi
+    power, cross, second = total
+    for rows in _blocks(phi.shape[1]):
+        right = slice(rows.start, None)
+        second = second.at[rows, right].add(phi[:, rows].T @ phi[:, right])
+    return power + jnp.sum(y**2), cross + y.T @ phi, second
+
+
+@eqx.filter_jit(donate="all-except-first")
+def _means(rows: Int[Array, ""], total: Sums) -> Sums:
+    """Sums over so many rows as means, the lower blocks of the matrix from the upper ones."""
+    power, cross, second = jax.tree.map(lambda s: s / rows, total)
+    for block in _blocks(len(second)):
+        below = slice(block.stop, None)
+        second = second.at[below, block].set(second[block, below].T)
+    return power, cross, second

@@ -24,6 +24,12 @@ from iclflow.results.progress import Progress
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.prompts import Prompts
 
+# Rows (prompts times lengths) a feature at which a step costs the same from features, 4 operations
+# a row and feature, as from moments: 2 F² operations, or, beyond the cache, the time it takes to
+# read F² numbers (benchmarks/levels.py, D = 4 to 32).
+CACHE = 2**25  # bytes
+WITHIN, BEYOND = 1.0, 2.5
+
 
 class Choice(NamedTuple):
     """A level, the reason for it, and the features it keeps."""
@@ -85,15 +91,19 @@ def select(source: Sizes, model: AbstractModel, sequences: int | None) -> Choice
         return Choice("sequences", "exact; it is linear in no fixed features of the prompt")
     if sequences is None:
         return Choice("population", "closed-form moments, no sampling error", features)
-    count = features.count(source)
+    count, rows = features.count(source), sequences * len(source.lengths)
     room = RESERVE * available_bytes()
     moments_fit = moments_bytes(source, features) < room
     features_fit = features_bytes(source, sequences, features) < room
-    # A step costs about 2 F² operations from moments and 4 P F from features.
-    if moments_fit and (not features_fit or count <= 2 * sequences):
+    if moments_fit and (not features_fit or rows >= equal_cost(count)):
         reason = f"exact; a step costs {count}² whatever the {sequences} sequences and N"
         return Choice("moments", reason, features)
     if features_fit:
         reason = f"exact; cheaper than {count}² moments for {sequences} sequences"
         return Choice("features", reason, features)
     return Choice("sequences", "exact; features and moments would not fit in memory")
+
+
+def equal_cost(count: int) -> float:
+    """The rows from which a step costs less from the moments of so many features."""
+    return count * (WITHIN if 8 * count**2 <= CACHE else BEYOND)

@@ -76,7 +76,10 @@ class Settings(Fields):
         else:
             spectrum = np.asarray(self.spectrum, float)
             if self.dim is not None and self.dim != spectrum.size:
-                raise ValueError(f"dim is {self.dim}, but {spectrum.size} eigenvalues were given")
+                raise ValueError(
+                    f"dim is {self.dim}, but {spectrum.size} eigenvalues were given; a spectrum "
+                    f"with a name has any number of them: power:1"
+                )
             if self.trace is not None and spectrum.sum() > 0:
                 spectrum = spectrum * (self.trace / spectrum.sum())
         keys = jax.random.split(jax.random.key(self.eigen_seed + seed_offset), 3)

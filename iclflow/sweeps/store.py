@@ -52,7 +52,7 @@ class SweepStore:
         if not self.new and not (self.path / "zarr.json").is_file():
             raise ValueError(f"{self.path} exists and is no sweep; choose another name")
         self.path.mkdir(exist_ok=True)
-        self._lock = locked(self.path)
+        self._lock, self._open = locked(self.path), dict[str, Any]()
         try:
             if self.new:
                 self.group = zarr.create_group(self.path, zarr_format=3)
@@ -99,6 +99,8 @@ class SweepStore:
                     self._put(name, (*dims[:-1], "time"), region[:-1], wide, some)
             failure = self._failures(answer).reshape(shape)
             self._put(FAILURE, dims, region, failure, done | (failure > 0))
+            if self._changed:
+                self.finish()
             self._put(CONTENT, dims, region, self.keys[region], done)
 
     def repair(self) -> int:
@@ -115,6 +117,7 @@ class SweepStore:
 
     def finish(self) -> None:
         """All metadata in one place, so that the store opens quickly."""
+        self._changed = False
         with saying_full(self.path), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # not in the standard of Zarr 3 yet
             require("zarr").consolidate_metadata(self.path)
@@ -181,14 +184,16 @@ class SweepStore:
         lead = len(region)
         if name == "result":
             array = np.where(np.isfinite(array), array, -1).astype(np.int8)
-        if name not in self.group:
-            self._create(name, dims, array.shape[lead:], array.dtype, label(name))
-            self.finish()
-        target = self.group[name]
+        if name not in self._open:  # to open one reads its metadata
+            if name not in self.group:
+                self._create(name, dims, array.shape[lead:], array.dtype, label(name))
+                self._changed = True
+            self._open[name] = self.group[name]
+        target = self._open[name]
         more = tuple(np.maximum(target.shape[lead:], array.shape[lead:]).tolist())
         if more != target.shape[lead:]:
             target.resize((*target.shape[:lead], *more))
-            self.finish()
+            self._changed = True
         where = (*region, *(slice(n) for n in array.shape[lead:]))
         if not done.all():  # what is there already stays
             mask = done.reshape(*done.shape, *(1,) * (array.ndim - lead))

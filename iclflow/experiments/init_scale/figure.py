@@ -46,7 +46,8 @@ def _separate(axes: Axes, data: xr.Dataset) -> None:
         axes.plot(time[1:], loss[1:], color=_colour(scale), label=_power(scale))
     for i, scale in enumerate(data["theory_scale"].values):
         simulated = np.isclose(data["separate_scale"].values, scale).any()
-        look = {"linewidth": 0.7} if simulated else {"color": _colour(scale)}
+        alone = {"color": _colour(scale), "label": _power(scale)}
+        look = {"linewidth": 0.7} if simulated else alone
         axes.plot(
             data["theory_time"].values[i], data["theory_loss"].values[i], **{**THEORY, **look}
         )

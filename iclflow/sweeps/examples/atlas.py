@@ -75,7 +75,7 @@ def _regimes(data: xr.Dataset, place: int) -> str:
     exponents = data["lyapunov"].values[place]
     finite = exponents[np.isfinite(exponents)]
     exponent = float(np.median(finite)) if finite.size else np.nan
-    return f"; {' or '.join(kinds)}, exponent {exponent:.3f}"
+    return f"; {' or '.join(kinds)}, exponent {exponent:z.3f}"
 
 
 def figure(example: Example, answer: Answer) -> Any:
