@@ -29,7 +29,7 @@ examples:
   iclflow reproduce                      # everything, at paper scale, into report/index.html
   iclflow reproduce fig3 fig7 --out /tmp/staircase
   iclflow reproduce all --quick          # smaller everywhere, into report-quick
-  iclflow reproduce nonlinear --quick    # small transformers, about a minute
+  iclflow reproduce nonlinear --quick    # small transformers, a minute or two
 """
 
 
