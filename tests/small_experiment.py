@@ -31,7 +31,8 @@ def compute_runs(*, quick=False, progress=None):
     coordinates = {"time": 0.4 * step, "step": ("time", step), "seed": [0, 1]}
     runs = dict.fromkeys(("loss", "theory"), (("seed", "time"), falls))
     times = ("seed", [40.0, 80.0])
-    found = {**runs, "levels": ("level", [1.0, 0.5]), "drops": times}
+    values = ("seed", "time", "head"), falls[:, :, None] * [1.0, -0.5, 0.0]
+    found = {**runs, "levels": ("level", [1.0, 0.5]), "drops": times, "values": values}
     return xr.Dataset(found, coordinates, attrs={"settings": "{}", "quick": quick})
 
 

@@ -215,7 +215,7 @@ def test_bad_settings_files(capsys, tmp_path, text, message):
         (["--spectrum", "nan,0.1"], "finite"),
         (["--spectrum", "linaer", "--dim", "4"], "did you mean 'linear'"),
         (["--spectrum", "linear"], "needs a dimension"),
-        (["--spectrum", "0.5,0.3", "--dim", "3"], "2 eigenvalues were given; a spectrum with a name"),
+        (["--spectrum", "0.5,0.3", "--dim", "3"], "2 eigenvalues were given; a spectrum with"),
         (["--model", "seperate"], "did you mean 'separate'"),
         (["--model", "softmax-merged"], "give a number of sequences"),
         (["--sequences", "0"], "at least 1"),

@@ -126,7 +126,7 @@ def test_order_of_learning_can_fail(portions: xr.Dataset) -> None:
 def test_first_drop_is_the_closed_form_without_fixed_tasks() -> None:
     """At portion 0: γ = c²√D, and the level of least squares (15)(16)."""
     loss = icl.population_moments(in_weight.portion_task(0.0))
-    drop = in_weight.first_drop(loss, _published_start(in_weight.portion_task(0.0)))
+    drop = icl.theory.first_drop(loss, _published_start(in_weight.portion_task(0.0)))
     assert drop.growth == pytest.approx(0.25**2 * 4**0.5, rel=1e-12)
     assert drop.level == pytest.approx(1 - 1 / (1 + 5 / 31), rel=1e-12)
     times = np.array([0.0, drop.time(0.5), 1e4])
@@ -138,7 +138,7 @@ def test_first_drop_grows_as_the_linearised_flow() -> None:
     """With fixed tasks too, small weights grow at the rate σ₁ of E[y S ⊗ x_q]."""
     task = in_weight.portion_task(0.6)
     loss, start = icl.population_moments(task), _published_start(task)
-    drop = in_weight.first_drop(loss, start)
+    drop = icl.theory.first_drop(loss, start)
     marks = np.array([0, 1400, 1600])
     run = icl.simulate(loss, start, icl.Descent(0.005), saveat=marks, record=["weights"])
     size = [float(jnp.linalg.norm(run["weights"]["values"][i])) for i in (1, 2)]

@@ -13,10 +13,13 @@ import xarray as xr
 
 import iclflow as icl
 from iclflow import cli
+from iclflow.experiments.entry import Live
+from iclflow.explorer import curves
 from iclflow.explorer.address import BOUNDS, MODELS, address
 from iclflow.explorer.bundle import POLICY, WEB, bundle, glue
 from iclflow.explorer.payload import payload, shown
 from iclflow.explorer.reference import RUNS, reference
+from iclflow.report.figures import FIGURES
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
 
@@ -69,7 +72,7 @@ def test_defaults_are_those_of_simulate():
         assert tuple(given) == ours if isinstance(given, list) else given == ours, name
 
 
-@pytest.mark.parametrize("name", ["merged", "linear transformer"])
+@pytest.mark.parametrize("name", ["merged", "linear transformer", "in weight"])
 def test_the_reference_is_what_the_library_computes(name):
     stored = json.loads((WEB / "reference.json").read_text(encoding="utf-8"))
     assert list(stored["runs"]) == list(RUNS)
@@ -89,6 +92,8 @@ def _same(stored, found):
     for name in ("start", "loss", "end"):
         flat = [np.concatenate([np.ravel(p) for p in one[name]]) for one in (stored, found)]
         np.testing.assert_allclose(*flat, rtol=0, atol=1e-11)
+    for name in ("tests", "levels"):
+        np.testing.assert_allclose(stored.get(name, []), found.get(name, []), rtol=0, atol=1e-12)
     # A flow chooses its steps, at a tolerance of 1e-6: another processor rounds to other ones.
     for by, times in found.get("times", {}).items():
         np.testing.assert_allclose(stored["times"][by], times, rtol=1e-5 if by == "flow" else 1e-9)
@@ -98,6 +103,7 @@ def test_an_address_states_what_differs_from_the_defaults():
     assert address({"scale": 0.07, "heads": 4, "seeds": 6}) == "heads=4&scale=0.07&seeds=6"
     assert address({"spectrum": "power:1", "dim": 2}).startswith("spectrum=0.666")
     assert address({"rotate": True, "model": "merged"}) == "model=merged&rotate=true"
+    assert address({"fixed_fraction": 0.6, "eigen_seed": 4}) == "fixed_fraction=0.6&eigen_seed=4"
     assert address({}) == "seeds=1"
 
 
@@ -111,7 +117,10 @@ def test_an_address_states_what_differs_from_the_defaults():
         ({"spectrum": [0.1] * 9}, "up to 8 components, got 9"),
         ({"blocks": "full"}, "no zero blocks"),
         ({"optimiser": "adam"}, "the page has no optimiser"),
-        ({"fixed_fraction": 0.5}, "the page has no fixed fraction"),
+        ({"fixed_fraction": 0.5, "sequences": 100}, "every block in the population"),
+        ({"fixed_fraction": 0.5, "blocks": "frozen"}, "every block in the population"),
+        ({"fixed_fraction": 0.5, "model": "softmax-merged"}, "separate and merged"),
+        ({"pool": 4}, "the page has no pool"),
     ],
 )
 def test_what_the_page_has_not_is_refused(given, reason):
@@ -139,6 +148,51 @@ def test_runs_of_a_sweep_say_what_they_lack(runs):
         payload(runs.assign(loss=runs["loss"] * np.nan), "x")
     with pytest.raises(ValueError, match="weights"):
         payload(runs.drop_vars("keys"), "x")
+
+
+def test_curves_of_a_report_follow_their_dimensions():
+    time = np.linspace(0.0, 9.0, 10)
+    loss = np.exp(-np.array([1.0, 2.0])[:, None] * time)
+    data = xr.Dataset(
+        {
+            "clock": (("rank", "point"), np.stack([time, 2 * time])),
+            "loss": (("rank", "scale", "point"), np.stack([loss, loss / 2])),
+            "levels": ("level", [1.0, 0.0]),
+            "end": ("scale", [4.0, 100.0]),
+            "predicted": (("few", "mark"), [[1.0, 0.5]]),
+            "marks": (("few", "mark"), [[0.0, 6.0]]),
+            "weights": (("rank", "scale", "point", "head"), np.ones((2, 2, 10, 3)) * -1.0),
+        },
+        {"rank": [1, 2], "scale": [0.1, 0.2], "few": [0.2]},
+    )
+    names = {"levels": "levels", "time": "clock", "panels": "rank", "title": "R = "}
+    live = Live("loss", "predicted", theory_time="marks", lines="weights", **names)
+    found = list(curves.panels(data, **vars(live)))
+    assert [panel["title"] for panel in found] == ["R = 1", "R = 2"]
+    assert [run["name"] for run in found[0]["all"]] == ["0.1", "0.2"]
+    assert found[1]["all"][0]["time"][-1] == 18.0
+    assert found[1]["all"][0]["loss"][0] == 0.5
+    assert "theory" not in found[0]["all"][0]  # only scale 0.2 has one, until its last mark
+    theory = found[0]["all"][1]["theory"]
+    assert theory[3] == 0.75
+    assert theory[-1] is None
+    assert found[0]["all"][0]["lines"] == [[1.0] * 10] * 3  # sizes of value weights
+    whole = Live("loss", "loss", until="end", **names)
+    cut = next(curves.panels(data, **vars(whole)))["all"][0]["theory"]
+    assert [x is None for x in cut] == [False] * 5 + [True] * 5
+    with pytest.raises(KeyError, match="levls"):
+        list(curves.panels(data, **vars(Live("loss", levels="levls", time="clock", panels="rank"))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n, f in FIGURES.items() if f.live and not f.group])
+def test_every_live_figure_finds_its_runs(name):
+    data = FIGURES[name].source.compute(quick=True)
+    for live in FIGURES[name].live:
+        for panel in curves.panels(data, **vars(live)):
+            assert all(len(run["loss"]) == len(run["time"]) > 5 for run in panel["all"])
+            ends = panel["all"][0]["loss"]
+            assert ends[-1] < ends[0]
 
 
 def test_saves_are_kept_where_the_loss_moves():

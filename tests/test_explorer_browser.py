@@ -111,7 +111,7 @@ def test_the_page_tests_itself(page, file):
     found = page.evaluate("explorer.selfTest()")
     assert len(found) > 15
     assert all(one["error"] <= one["tolerance"] for one in found)
-    assert "checks of 3 runs passed" in text(page, "selftest-result")
+    assert "checks of 4 runs passed" in text(page, "selftest-result")
 
 
 def test_all_references_hold_in_the_browser_as_modules_from_a_server(page):
@@ -135,7 +135,7 @@ def test_all_references_hold_in_the_browser_as_modules_from_a_server(page):
 def test_every_preset(page, file):
     visit(page, file)
     names = page.evaluate("[...document.querySelectorAll('.pills button')].map(b => b.textContent)")
-    assert len(names) == 14
+    assert len(names) == 15
     for number, name in enumerate(names):
         button = f"document.querySelectorAll('.pills button')[{number}]"
         page.evaluate(f"{button}.click()")
@@ -170,6 +170,10 @@ def test_every_control(page, file):
         assert setting(page, name) == float(value), name
     page.evaluate("document.getElementById('field-rotate').click()")
     assert setting(page, "rotate") is True
+    give(page, "field-fixed_fraction", 0.4)
+    assert (setting(page, "fixed_fraction"), setting(page, "sequences")) == (0.4, 0)
+    assert page.evaluate("document.getElementById('field-sequences').disabled")
+    give(page, "field-fixed_fraction", 0)
     give(page, "field-task_covariance", "1, 2, 1, 0.5")
     assert setting(page, "task_covariance") == [1, 2, 1, 0.5]
     settle(page)
@@ -306,8 +310,10 @@ def test_recorded_runs_are_shown(page, tmp_path):
     [
         "scale=0.3&seeds=2&seed=4&front=1&noise=0.1&task_covariance=1,1.1,1.2,1.3&steps=600&rotate=true",
         "scale=0.3&sequences=50&data_seed=9&steps=300&rate=0.3&heads=2&context=9",
+        "model=merged&fixed_fraction=0.3&eigen_seed=5&scale=0.1&steps=300&heads=3&noise=0.2"
+        "&spectrum=0.5,0.3&task_covariance=1,2&rotate=true",
     ],
-    ids=["population", "prompts"],
+    ids=["population", "prompts", "fixed task"],
 )
 def test_copied_settings_and_program_repeat_the_runs(page, file, fragment, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -333,6 +339,38 @@ def test_copied_settings_and_program_repeat_the_runs(page, file, fragment, tmp_p
     last = names["runs"]["loss"].values[:, -1].tolist()
     assert last == pytest.approx([losses[-1] for _, losses in page_runs], abs=1e-12)
     assert (tmp_path / "run.png").is_file()
+
+
+def test_a_fixed_task_is_learned_in_weight_first(page, file, tmp_path):
+    visit(page, file)
+    page.evaluate("[...document.querySelectorAll('.pills button')]"
+                  ".find(b => b.textContent.startsWith('Fig. 10')).click()")  # fmt: skip
+    settle(page)
+    page.evaluate(STILL)
+    halves = page.evaluate(
+        "explorer.trainer.front.tests.map(({ losses }) => losses.findIndex(x => x < 0.5))"
+    )
+    assert halves[1] < halves[0]  # the fixed task, then any task
+    assert page.evaluate("document.querySelectorAll('#loss .tests path').length") == 2
+    assert page.evaluate("document.querySelectorAll('#loss .predicted').length") == 1
+    assert re.search(r"Theory: drop times to \d\.\d%", text(page, "status"))
+    assert "the theory says nothing of what follows" in text(page, "loss-words")
+    assert page.evaluate("document.querySelector('[data-view=strip]').hidden")
+    page.evaluate("document.getElementById('another').click()")
+    assert "The task is the fixed one." in text(page, "prompt-words")
+    visit(page, file, "fixed_fraction=7&model=softmax-merged&steps=5")  # softmax has no fixed task
+    assert setting(page, "fixed_fraction") == 0
+    visit(page, file, "fixed_fraction=0.5&scale=0.07&steps=3000&rate=0.09")
+    assert "No theory covers this" in text(page, "loss-words")
+    assert page.evaluate("document.querySelector('#loss .theory').getAttribute('d')") == ""
+    options = {"model": "merged", "spectrum": (0.5, 0.3), "rotate": True, "fixed_fraction": 0.5,
+               "heads": 2, "scale": 0.1, "rate": 0.1, "steps": 400, "seeds": 2}  # fmt: skip
+    runs = Study.of(Settings(**options, save="log:40", record=("loss", "weights"))).run()
+    visit(page, icl.explore(runs, out=tmp_path / "page.html", browser=False))
+    shown = page.evaluate("explorer.trainer.front.tests.map(({ losses }) => [...losses])")
+    for found, name in zip(shown, ("in_context_loss", "in_weight_loss"), strict=True):
+        assert found == pytest.approx(runs[name].values[0].tolist(), abs=1e-6)  # weights as floats
+    assert page.evaluate("document.querySelector('[data-view=conserved]').hidden") is False
 
 
 def test_two_tabs_do_not_disturb_each_other(page, file, tmp_path):

@@ -52,6 +52,10 @@ def test_the_kernel_equals_the_library():
         ("kernel/random.js", "0x1bd11bda", "0x1bd11bdb", "weights of the seed"),
         ("kernel/softmax.js", "- reads[h]", "- 0.99 * reads[h]", "softmax: loss"),
         ("kernel/transformer.js", "tp * tq) / context", "tp * tq) / 2", "transformer: loss"),
+        ("kernel/mixture.js", "(double(a, a2, b, b2)", "(0 * double(a, a2, b, b2)", "weight: loss"),
+        ("kernel/mixture.js", "fixed[i] * query(a, b, c, i)", "fixed[i] * 0", "weight: loss"),
+        ("kernel/blocks.js", "out[key] = sum", "out[key] = 0.99 * sum", "separate: loss"),
+        ("theory/first_drop.js", "along ** 2 / 4", "along ** 2", "drop times by first"),
         ("theory/by_flow.js", "const LEAD = 50", "const LEAD = 1.1", "drop times by flow"),
         ("theory/merged.js", "(start[h] + along) / 2", "start[h]", "drop times by merged"),
     ],
@@ -62,7 +66,8 @@ def test_a_formula_changed_on_one_side_is_found(file, old, new, what, tmp_path):
     text = path.read_text(encoding="utf-8")
     assert old in text
     path.write_text(text.replace(old, new), encoding="utf-8")
-    found = findings(tmp_path / "web", "noise", "merged", "linear transformer", "softmax")
+    names = ("noise", "merged", "linear transformer", "softmax", "in weight", "in weight, separate")
+    found = findings(tmp_path / "web", *names)
     assert any(what in line for line in failures(found))
 
 

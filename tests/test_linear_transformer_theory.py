@@ -79,6 +79,11 @@ def test_decoupled_constants_and_loss():
     assert flow.final_loss == pytest.approx(0.5 * np.sum(s * (s + s.sum()) / (9 * s + s.sum())))
     assert float(flow.loss(np.zeros(4))) == pytest.approx(s.sum() / 2)
     half = flow.half_times(np.full(4, 1e-4))
+    small = np.full(4, 1e-12)
+    for mode, at in enumerate(flow.drop_times(small)):  # the loss of a mode, the others at zero
+        one = flow.products(np.array([at]), small**0.5, small**0.5)[0] * (np.arange(4) == mode)
+        ends = [flow.loss(share * flow.fixed_point * (np.arange(4) == mode)) for share in (0, 1)]
+        assert flow.loss(one) == pytest.approx(np.mean(ends), rel=1e-9)
     found = flow.balanced(np.sort(half), np.full(4, 1e-4))
     np.testing.assert_allclose(np.diagonal(found), end / 2, rtol=1e-12)
     np.testing.assert_allclose(flow.escape_times(np.full(4, 1e-4)), half, rtol=1e-4)

@@ -8,6 +8,7 @@ from iclflow.dynamics import Descent
 from iclflow.losses import (
     Features,
     FullFeatures,
+    Minibatch,
     Moments,
     Population,
     ReducedFeatures,
@@ -231,3 +232,15 @@ def test_what_does_not_fit_says_what_would_be_needed():
 def test_population_needs_gaussian_inputs_for_all_blocks():
     with pytest.raises(ValueError, match="Gaussian"):
         population_moments(TASKS["heavy"]())
+
+
+def test_a_batch_has_no_sequence_twice_and_all_equally_often():
+    """Counts of 2,000 draws of 3 in 12 sequences: within five standard deviations of 500."""
+    task = TASKS["plain"]()
+    whole = Features.sample(task, 12, KEY)
+    tagged = eqx.tree_at(lambda f: f.target, whole, jnp.arange(12.0)[:, None, None])
+    draw = jax.vmap(lambda key: Minibatch(tagged, 3).draw(key).target.ravel())
+    drawn = np.asarray(draw(jax.random.split(KEY, 2000)))
+    assert all(len(set(row)) == 3 for row in drawn)
+    counts = np.bincount(drawn.astype(int).ravel(), minlength=12)
+    assert np.abs(counts - 500).max() < 5 * (500 * 0.75) ** 0.5

@@ -132,7 +132,10 @@ def test_a_figure_that_goes_on_says_so_and_the_navigation_is_as_wide(page, tmp_p
 
 def test_runs_behind_a_figure_are_live(page, tmp_path):
     runs = {"compute": small.HERE.compute_runs, "claims": small.HERE.no_claims}
-    live = Live("loss", "theory", "levels", "drops")
+    live = (
+        Live("loss", "theory", "levels", "drops", title="one", tests=(("theory", "other"),)),
+        Live("loss", "theory", "levels", title="two", until="drops", lines="values", runs="seed"),
+    )
     report = build([small.figure("live", **runs, live=live), small.figure("plain")], tmp_path)
     page.open(report.index.as_uri(), width=1000)
     words = "document.querySelector('#live-live output').textContent"
@@ -140,13 +143,21 @@ def test_runs_behind_a_figure_are_live(page, tmp_path):
     while not page.evaluate(f"document.querySelector('#live-live output') && {words}"):
         assert time.monotonic() < end
         time.sleep(0.05)
-    assert page.evaluate(words).endswith("Drops of run 0 at 40 (predicted 40).")
+    said = "Drops of run 0 at 40 (predicted 40). Dashed: predicted from the initial weights."
+    assert page.evaluate(words).endswith(said)
+    assert page.evaluate("document.querySelectorAll('#live-live .tests path').length") == 1
+    to_the_edge = r"/H[\d.]+$/.test(document.querySelector('#live-live .theory').getAttribute('d'))"
+    assert page.evaluate(to_the_edge)
     assert page.evaluate("document.querySelectorAll('#live-live .levels line').length") == 2
-    page.evaluate("document.querySelectorAll('#live-live .chips button')[1].click()")
+    page.evaluate("document.querySelector('#live-live [aria-label*=\"run 1\"]').click()")
     assert "Drops of run 1 at 80 (predicted 80)." in page.evaluate(words)
     slide = "(s => { s.value = 3; s.dispatchEvent(new Event('input')) })"
     page.evaluate(f"{slide}(document.querySelector('#live-live input'))")
     assert page.evaluate(words).startswith("t/τ 1.2, loss 1.0000")
+    page.evaluate("document.querySelectorAll('#live-live > .chips button')[1].click()")
+    assert "Drops of seed 0 at 40. Dashed" in page.evaluate(words)
+    assert page.evaluate("document.querySelectorAll('#live-live path.value').length") == 3
+    assert not page.evaluate(to_the_edge)  # the theory stops where it is said to
     assert page.evaluate("document.querySelector('#plain-live')") is None
     assert page.evaluate(BROKEN_IMAGES) == []  # the pictures stay, and are what is printed
     page.ask("Emulation.setEmulatedMedia", media="print")

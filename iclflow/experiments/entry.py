@@ -80,17 +80,50 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Live:
-    """Which variables of the data are runs that a report can show live: loss over `time`.
+    """Runs behind a figure that a report shows live, by the names of variables of the data.
 
-    - `loss`, `theory`: [seed, time].
-    - `levels`: the losses of the plateaus.
-    - `times`: the predicted drops, [seed] or [seed, drop].
+    What has no name is left out; so is a theory that the data have not, as in a quick form.
+
+    - `loss`: [run, time], or [time] of a single run.
+    - `theory`: the same by theory; [time] belongs to the first run, and with a `theory_time` of its
+      own it belongs to the runs with the same coordinate.
+    - `levels`: the losses of the plateaus, [level] or [run, level].
+    - `times`: the predicted drops, [run] or [run, drop].
+    - `time`: the clock, [time] or [run, time]; `clock` says what it counts.
+    - `panels`: a dimension that all of these may have first; one panel for each of its values.
+    - `title`: of the panel, or of a value of `panels`.
+    - `until`: where the theory ends, [run].
+    - `tests`: pairs of another loss, like `loss`, and its name.
+    - `lines`: what is drawn below the loss, [run, time, line], without runs or lines where there
+      is one; `lines_theory` is the same by theory, `ends` its dotted limits, `lines_name` what it
+      is: where that ends in a "|" sizes are drawn.
+    - `runs`: what distinguishes them.
+    - `front`: which of them is shown first.
+    - `dashed`: what the theory is.
+    - `loss_name`: what the loss is.
+    - `model`: names the plateaus: those of "attention", of a "transformer" or of a "mixture".
     """
 
     loss: str
-    theory: str
-    levels: str
+    theory: str = ""
+    levels: str = ""
     times: str = ""
+    time: str = "time"
+    clock: str = "training time t/τ"
+    theory_time: str = ""
+    panels: str = ""
+    title: str = ""
+    until: str = ""
+    tests: tuple[tuple[str, str], ...] = ()
+    lines: str = ""
+    lines_theory: str = ""
+    ends: str = ""
+    lines_name: str = "value weights |v|"
+    runs: str = "run"
+    front: int = 0
+    dashed: str = "predicted from the initial weights"
+    model: str = "attention"
+    loss_name: str = "loss  E(y − ŷ)²"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +133,7 @@ class Figure:
     - `label`: what the paper calls it.
     - `draw`: Dataset to a matplotlib figure.
     - `group`: figures that `all` leaves out are asked for by this name.
-    - `live`: the runs behind it, where there are any.
+    - `live`: the runs behind it, where there are any, a panel each.
     """
 
     name: str
@@ -111,7 +144,7 @@ class Figure:
     caption: str
     alt: str
     group: str = ""
-    live: Live | None = None
+    live: tuple[Live, ...] = ()
 
     def __post_init__(self) -> None:
         """Captions are written over several lines."""

@@ -8,14 +8,15 @@ from iclflow.study.settings import Settings
 from iclflow.study.study import Study
 
 MODELS = ("separate", "merged", "linear-transformer", "softmax-separate", "softmax-merged")
+MIXED = ("separate", "merged")  # those that have a fixed task
 COMPONENTS = 8
 
 # Name -> least and largest value, those of `web/page/settings.js` (a test compares them).
 BOUNDS: dict[str, tuple[float, float]] = {
     "spectrum": (0.005, 2), "task_covariance": (0.1, 8), "context": (1, 1000), "noise": (0, 3),
-    "heads": (1, 16), "rank": (1, 8), "scale": (1e-6, 3), "eigen_seed": (0, 2**32 - 1),
-    "sequences": (0, 80_000), "data_seed": (0, 2**32 - 1), "rate": (0, 20), "steps": (0, 1e6),
-    "seeds": (1, 100), "seed": (0, 2**32 - 101),
+    "fixed_fraction": (0, 1), "heads": (1, 16), "rank": (1, 8), "scale": (1e-6, 3),
+    "eigen_seed": (0, 2**32 - 1), "sequences": (0, 80_000), "data_seed": (0, 2**32 - 1),
+    "rate": (0, 20), "steps": (0, 1e6), "seeds": (1, 100), "seed": (0, 2**32 - 101),
 }  # fmt: skip
 _OF_FILES = {"save", "record"}  # when and what a file records: the page keeps what it shows
 INSTEAD = "iclflow simulate --plot draws it"
@@ -40,7 +41,9 @@ def require_page(settings: Settings) -> Settings:
     for name in vars(settings):
         if name not in known and getattr(settings, name) != getattr(Settings, name, None):
             raise ValueError(f"the page has no {name.replace('_', ' ')}; leave it out; {INSTEAD}")
-    if settings.blocks == "full":
+    if settings.fixed_fraction > 0:
+        _require_mixture(settings)
+    elif settings.blocks == "full":
         raise ValueError(
             "the page trains no zero blocks; leave blocks out, or train them with iclflow simulate "
             "--out run.nc and explore that file"
@@ -59,6 +62,17 @@ def require_page(settings: Settings) -> Settings:
                     f"{name} of the page is {low:g} to {high:g}, got {value:g}; {INSTEAD}"
                 )
     return settings
+
+
+def _require_mixture(settings: Settings) -> None:
+    """A fixed task is trained in the population, with every block."""
+    if settings.model not in MIXED:
+        raise ValueError(f"with a fixed task the page has {' and '.join(MIXED)}; {INSTEAD}")
+    if settings.sequences is not None or settings.blocks == "frozen":
+        raise ValueError(
+            f"with a fixed task the page trains every block in the population; leave sequences and "
+            f"blocks out; {INSTEAD}"
+        )
 
 
 def _text(value: Any) -> str:

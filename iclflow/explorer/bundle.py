@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 WEB = Path(__file__).parent / "web"
-SELF_TEST = ("paper", "merged", "linear transformer")  # reference runs that travel with the page
+SELF_TEST = ("paper", "merged", "linear transformer", "in weight")  # runs inside the page
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' 'wasm-unsafe-eval'; "
     "worker-src blob:; img-src data:; base-uri 'none'; form-action 'none'"

@@ -38,9 +38,11 @@ def payload(runs: xr.Dataset, title: str) -> bytes:
     runs = runs.isel(seed=slice(RUNS))
     runs = runs.isel(time=shown(runs["time"].values, runs["loss"].values))
     each = [runs.isel(seed=i) for i in range(runs.sizes["seed"])]
-    weights = np.stack([_weights(recorded_models(run, init), task) for run in each])
+    mixed = settings.fixed_fraction > 0
+    weights = np.stack([_weights(recorded_models(run, init), task, mixed) for run in each])
     layer = empty_model(init).as_attention()
-    variances = np.diagonal(task.basis.T @ task.second_moment()[0, :, 0] @ task.basis)
+    drawn = task.in_context().second_moment()[0, :, 0]
+    variances = np.diagonal(task.basis.T @ drawn @ task.basis)
     about = {
         "title": title,
         "settings": {
@@ -54,7 +56,7 @@ def payload(runs: xr.Dataset, title: str) -> bytes:
         "rate": float(runs["time"].values[-1] / (2 * runs["step"].values[-1])),
         "steps": int(runs["step"].values[-1]),
         "saves": runs.sizes["time"],
-        "partial": layer is not None and layer.blocks is Blocks.FULL,
+        "partial": layer is not None and layer.blocks is Blocks.FULL and not mixed,
     }
     head = json.dumps(about).encode()
     head += b" " * (-(len(head) + 4) % 8)  # the doubles start at a multiple of eight
@@ -64,7 +66,8 @@ def payload(runs: xr.Dataset, title: str) -> bytes:
 
 
 _PLAIN = (
-    "model", "context", "noise", "heads", "rank", "scale", "rotate", "eigen_seed", "data_seed",
+    "model", "context", "noise", "fixed_fraction", "heads", "rank", "scale", "rotate", "eigen_seed",
+    "data_seed",
 )  # fmt: skip
 
 
@@ -80,12 +83,17 @@ def require_recorded(runs: xr.Dataset) -> Settings:
     # What only training depends on is free.
     free = {"rate": None, "steps": None, "seeds": 1, "sequences": None, "match": False}
     more = {"loss": "auto", "blocks": "auto", "data_seed": 1, "batch": None, "fresh": False}
+    if settings.fixed_fraction > 0:
+        more["blocks"] = settings.blocks  # its page has every block
     require_page(dataclasses.replace(settings, **free, **more))
     return settings
 
 
-def _weights(models: AbstractModel, task: Task) -> np.ndarray:
-    """The weights of one run at its saves, [saves, weights], laid out as the page has them."""
+def _weights(models: AbstractModel, task: Task, full: bool) -> np.ndarray:
+    """The weights of one run at its saves, [saves, weights], laid out as the page has them.
+
+    With `full` the blocks that are zero at first lie behind the others.
+    """
     layer = models.as_attention()
     size, wide = task.size, 4 * -(-task.size // 4)  # the page pads D to a multiple of four
     basis = np.zeros((size, wide))
@@ -101,6 +109,10 @@ def _weights(models: AbstractModel, task: Task) -> np.ndarray:
         parts = [layer.values, *(np.asarray(a) @ basis for a in (layer.keys, layer.queries))]
     else:
         raise ValueError(f"the page shows attention, got {type(models).__name__}")
+    if full:
+        labels = np.asarray(layer.key_labels)
+        inputs = np.asarray(layer.value_inputs) @ basis
+        parts += [inputs, labels @ basis if isinstance(layer, Merged) else labels]
     saves = jax.tree.leaves(layer)[0].shape[0]
     return np.concatenate([np.asarray(part).reshape(saves, -1) for part in parts], axis=1)
 

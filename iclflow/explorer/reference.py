@@ -14,11 +14,13 @@ import numpy as np
 import iclflow
 from iclflow.diagnosis.identify import identify
 from iclflow.dynamics import stable_rate
-from iclflow.models import AbstractLinearModel, AbstractModel
+from iclflow.losses import Moments
+from iclflow.models import AbstractLinearModel, AbstractModel, Merged
 from iclflow.results.files import write_text
 from iclflow.runs.record import recorded_models
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
+from iclflow.theory.drops.first_drop import first_drop, least_loss
 from iclflow.theory.drops.staircase import DropsBy, staircase
 from iclflow.theory.fixed_points.modes import Modes
 from iclflow.theory.linear_transformer import DecoupledFlow, TransformerModes, plateau_losses
@@ -55,6 +57,15 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "large init": {"scale": 1.0, "rate": 0.2, "steps": 5_000},
     "merged": {"model": "merged", "heads": 8, "scale": 1e-3, "rate": 0.2, "steps": 400},
+    "in weight": {
+        "model": "merged", "spectrum": (0.25,) * 4, "heads": 8, "scale": 1e-4, "rate": 0.1,
+        "fixed_fraction": 0.6, "steps": 2_000,
+    },
+    "in weight, separate": {
+        "spectrum": (0.5, 0.3, 0.2), "task_covariance": (1.0, 1.2, 1.5), "heads": 3, "rank": 2,
+        "scale": 0.2, "noise": 0.3, "context": 12, "rate": 0.1, "fixed_fraction": 0.3,
+        "steps": 3_000,
+    },
     "merged, white": {
         "model": "merged", "spectrum": (0.25,) * 4, "heads": 6, "scale": 1e-6, "rate": 0.2,
         "steps": 1_000,
@@ -100,10 +111,12 @@ def reference(given: dict[str, Any]) -> dict[str, Any]:
 def _theory(study: Study, model: AbstractModel, runs: Any) -> dict[str, Any]:
     """Levels, drop times and distances to the in-context algorithms, where the theory has them."""
     task = study.task
+    if study.settings.fixed_fraction > 0:
+        return _in_weight(study, model, runs)
     if task.outputs > 1:
         modes = TransformerModes.of(task)
         start = np.full(task.size, study.settings.scale**2)
-        times = np.sort(DecoupledFlow(modes).half_times(start))
+        times = np.sort(DecoupledFlow(modes).drop_times(start))
         return {"levels": (2 * plateau_losses(modes)).tolist(), "times": {"transformer": times}}
     if not isinstance(model, AbstractLinearModel):
         return {}
@@ -126,6 +139,22 @@ def _theory(study: Study, model: AbstractModel, runs: Any) -> dict[str, Any]:
         result["times"][by.value] = stairs.times.tolist()
         if by is DropsBy.COURSE:
             result["heads"] = stairs.heads.tolist()
+    return result
+
+
+def _in_weight(study: Study, model: AbstractModel, runs: Any) -> dict[str, Any]:
+    """Of a mixture with a fixed task: its test losses, the least loss, and the first drop."""
+    loss = study.loss
+    assert isinstance(loss, Moments)
+    result: dict[str, Any] = {
+        "levels": [float(loss.power), least_loss(loss)],
+        "rate": float(stable_rate(loss, model)),
+        "tests": [runs[name].values.tolist() for name in study.tests],
+    }
+    if isinstance(model, Merged):
+        drop = first_drop(loss, model)
+        result["levels"].insert(1, drop.level)
+        result["times"] = {"first": [drop.time()]}
     return result
 
 

@@ -41,8 +41,9 @@ class Minibatch(AbstractLoss):
         return self.whole.admits(model)
 
     def draw(self, key: PRNGKeyArray) -> AbstractLoss:
-        index = jax.random.choice(key, self.whole.count, (self.size,), replace=False)
-        return self.whole.take(index)
+        # The largest of random numbers: twenty times faster than permuting all sequences.
+        numbers = jax.random.uniform(key, (self.whole.count,), jnp.float32)
+        return self.whole.take(jax.lax.top_k(numbers, self.size)[1])
 
 
 class Fresh(AbstractLoss):

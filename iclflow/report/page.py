@@ -123,10 +123,11 @@ def _figure(figure: Figure, report: "Report") -> dict[str, Any]:
 
 def _live(figure: Figure, report: "Report") -> str:
     """The runs behind a figure, for the script that draws them; empty where there are none."""
-    if figure.live is None:
+    if not figure.live:
         return ""
     data = load(report.out / figure.source.file(report.quick))
-    return curves.element(figure.name, curves.curves(data, **vars(figure.live)))
+    panels = [panel for live in figure.live for panel in curves.panels(data, **vars(live))]
+    return curves.element(figure.name, panels)
 
 
 def _merged(codes: Mapping[str, Code], module: str) -> list[tuple[int, str, bool]]:

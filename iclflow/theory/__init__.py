@@ -23,6 +23,9 @@ from iclflow.theory.drops.alignment import aligned_weights as aligned_weights
 from iclflow.theory.drops.alignment import plateau_weights as plateau_weights
 from iclflow.theory.drops.base import Curve as Curve
 from iclflow.theory.drops.dormant import DormantHeads as DormantHeads
+from iclflow.theory.drops.first_drop import FirstDrop as FirstDrop
+from iclflow.theory.drops.first_drop import first_drop as first_drop
+from iclflow.theory.drops.first_drop import least_loss as least_loss
 from iclflow.theory.drops.limit import VanishingLimit as VanishingLimit
 from iclflow.theory.drops.limit import in_head_gaps as in_head_gaps
 from iclflow.theory.drops.limit import vanishing_limit as vanishing_limit

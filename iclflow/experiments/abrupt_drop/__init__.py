@@ -16,6 +16,11 @@ FIGURES = (
         alt="""Diagram of merged linear attention and of the two-layer network, beside their loss
         over training: a flat plateau, one sharp drop, and a low second plateau; the two curves
         coincide and theory is dashed on top.""",
-        live=Live("loss", "loss_theory", "levels", "half_time_theory"),
+        live=(
+            Live(
+                "loss", "loss_theory", "levels", "half_time_theory",
+                tests=(("loss_mlp", "network on cubic features"),), runs="seed",
+            ),
+        ),
     ),
 )  # fmt: skip

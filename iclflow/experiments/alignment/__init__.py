@@ -1,6 +1,6 @@
 """Early and late alignment of the merged weights (Fig. 6)."""
 
-from iclflow.experiments.entry import Figure, Folder
+from iclflow.experiments.entry import Figure, Folder, Live
 
 _HERE = Folder(__name__)
 _SOURCE = _HERE.source(shares="four_inputs")
@@ -14,5 +14,11 @@ FIGURES = (
         predict them.""",
         alt="""Heatmaps in two rows, plateau and convergence: weights of the attention heads, of the
         network's hidden units, and the matrix of data statistics that predicts both.""",
+        live=(
+            Live(
+                "loss", levels="levels", lines="cosines", runs="seed",
+                lines_name="|cos| of heads with E[y z] (blue) and E[y z] E[z z]⁻¹ (orange)",
+            ),
+        ),
     ),
 )  # fmt: skip

@@ -13,9 +13,11 @@ from iclflow.experiments.four_inputs import (
     SEQUENCES,
     correlations,
     four_input_moments,
+    four_input_task,
 )
-from iclflow.experiments.runs import Variable, labelled, spread
+from iclflow.experiments.runs import Variable, clock, labelled, spread
 from iclflow.results.progress import Progress
+from iclflow.theory.fixed_points.levels import plateau_losses
 
 SEED = 0  # the run that is drawn
 PLATEAU = 0.01  # the plateau is read when this share of the drop is done: late, still flat
@@ -46,6 +48,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     index = np.stack([early, late], axis=1)
     seed = np.arange(seeds)[:, None]
     statistics = np.stack([cross, solution])
+    unit = statistics / np.linalg.norm(statistics, axis=1, keepdims=True)
 
     variables: dict[str, Variable] = {
         "statistics": (("moment", "feature"), statistics, "what the weights align with"),
@@ -53,7 +56,6 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     }
     for name, heads in weights.items():
         chosen = heads[seed, index]  # [seed, moment, head, feature]
-        unit = statistics / np.linalg.norm(statistics, axis=1, keepdims=True)
         along = np.einsum("smhf,mf->smh", chosen, unit)
         cosine = np.abs(along) / np.linalg.norm(chosen, axis=-1)
         variables[name] = (
@@ -66,6 +68,15 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
             cosine,
             "|cos| between a head and the statistic of its moment",
         )
+    heads = weights["attention"]
+    along = np.abs(np.einsum("sthf,mf->sthm", heads, unit))
+    cosines = (along / np.linalg.norm(heads, axis=-1, keepdims=True)).mean(axis=2)
+    levels = np.asarray(plateau_losses(four_input_task()))[[0, -1]]  # merged: one drop
+    variables |= {
+        "loss": (("seed", "time"), loss, "training loss of attention"),
+        "levels": (("level",), levels, "loss at the two fixed points (14)"),
+        "cosines": (("seed", "time", "moment"), cosines, "|cos| with either, mean of heads"),
+    }
     gap = np.abs(weights["attention"] - weights["mlp"])[:, : late[0] + 1].max(axis=(1, 2, 3))
     variables["weight_gap"] = (
         ("seed",),
@@ -83,4 +94,5 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         "shown_seed": SEED,
     }
     coordinates = {"seed": np.arange(seeds), "moment": ["plateau", "convergence"]}
+    coordinates |= clock(marks, RATE)
     return labelled(variables, coordinates, settings)

@@ -1,6 +1,6 @@
 """Grokking, and which measures move first (second paper, Figs 3B, 7)."""
 
-from iclflow.experiments.entry import Figure, Folder
+from iclflow.experiments.entry import Figure, Folder, Live
 
 _HERE = Folder(__name__)
 _SOURCE = _HERE.source(resumes=True)
@@ -20,5 +20,12 @@ FIGURES = (
         around the drop of the test loss; below, one row of dots a measure, left or right of a line
         at 1.""",
         group="nonlinear",
+        live=(
+            Live(
+                "train_loss", time="step", clock="training steps", runs="seed",
+                tests=(("test_loss", "test"),), loss_name="loss, nats", lines="test_accuracy",
+                lines_name="test accuracy",
+            ),
+        ),
     ),
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """In-context learning emerges with the second layer (second paper, Figs 5, 6)."""
 
-from iclflow.experiments.entry import Figure, Folder
+from iclflow.experiments.entry import Figure, Folder, Live
 
 _HERE = Folder(__name__)
 _SOURCE = _HERE.source(resumes=True)
@@ -20,6 +20,13 @@ FIGURES = (
         follow the Bayes-optimal loss and one does not. Below, a panel a depth: two falling curves
         of subspace distance with the drop shaded.""",
         group="nonlinear",
+        live=(
+            Live(
+                "late_loss", time="step", clock="training steps", panels="layers",
+                title="layers: ", runs="seed", loss_name="loss late in the context, nats",
+                lines="accuracy", lines_name="accuracy where the segment has been seen",
+            ),
+        ),
     ),
     Figure(
         "lt-fig6", "2nd paper, Figure 6", "Ranks and induction heads over training",

@@ -1,10 +1,16 @@
 """In-weight learning first, then in-context learning (Figs 5, 10)."""
 
-from iclflow.experiments.entry import Figure, Folder
+from iclflow.experiments.entry import Figure, Folder, Live
 
 _HERE = Folder(__name__)
 _SOURCE_FIG5 = _HERE.source("_fig5")
 _SOURCE_FIG10 = _HERE.source("_fig10")
+_LIVE = Live(
+    "training", "predicted", "levels", "drop_time", until="predicted_end", runs="share fixed",
+    tests=(("in_context", "test: any task"), ("in_weight", "test: the fixed task")), front=3,
+    dashed="the first drop, from the initial weights; the theory says nothing of what follows",
+    model="mixture",
+)  # fmt: skip
 
 FIGURES = (
     Figure(
@@ -16,6 +22,7 @@ FIGURES = (
         portion.""",
         alt="""Left: three losses over training; the in-weight test loss falls first, the in-context
         test loss later. Right: training loss for six portions of fixed sequences.""",
+        live=(_LIVE,),
     ),
     Figure(
         "fig10", "Figure 10", "Every portion of fixed sequences",
@@ -23,5 +30,6 @@ FIGURES = (
         caption="""Training loss, in-context and in-weight test loss for six portions of fixed
         sequences, from none to all.""",
         alt="""Six panels, one a portion, with three loss curves each.""",
+        live=(_LIVE,),
     ),
 )  # fmt: skip

@@ -11,17 +11,17 @@ import equinox as eqx
 import jax
 import numpy as np
 import xarray as xr
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from iclflow.dynamics import Descent
 from iclflow.experiments.four_inputs import CONTEXT, QUICK_SEQUENCES, SEQUENCES
 from iclflow.experiments.runs import MARKS, Variable, clock, labelled, trained
-from iclflow.linalg import packed_pairs
 from iclflow.losses import Moments, population_moments
 from iclflow.models import AbstractInitialiser, Blocks, Merged, MergedInitialiser, draw_model
 from iclflow.results.progress import Progress
 from iclflow.tasks.task import ContextLabels, Task
 from iclflow.tasks.task_vectors import Mixture
+from iclflow.theory.drops.first_drop import first_drop, least_loss
 from iclflow.theory.fixed_points.levels import plateau_losses
 
 SIZE, HEADS = 4, 8
@@ -98,6 +98,8 @@ def _compute(quick: bool) -> xr.Dataset:
     times = 2 * RATE * marks
     theory = [first_drop(loss, model) for loss in populations]
     growth, level = (np.asarray([getattr(t, n) for t in theory]) for n in ("growth", "level"))
+    least = [least_loss(loss) for loss in populations]
+    levels = np.stack([[t.power for t in theory], level, least], axis=1)
     count = len(PORTIONS)
     runs, one = ("portion", "time"), ("time",)
     variables: dict[str, Variable] = {
@@ -109,11 +111,8 @@ def _compute(quick: bool) -> xr.Dataset:
         "predicted_end": (("portion",), [t.time(0.9) for t in theory], "its end: 90% of the way"),
         "growth": (("portion",), growth, r"growth rate on the first plateau, $\sigma_1$"),
         "first_level": (("portion",), level, "predicted loss after the first drop"),
-        "minimum": (
-            ("portion",),
-            [_minimum(loss) for loss in populations],
-            "least loss (87) allows",
-        ),
+        "drop_time": (("portion",), [t.time() for t in theory], "its middle, t/τ"),
+        "levels": (("portion", "level"), levels, "start, end of the first drop, least loss (87)"),
     }
     settings = {
         "inputs": SIZE, "context": CONTEXT, "heads": HEADS, "rate": RATE, "scale": SCALE,
@@ -135,62 +134,3 @@ class PublishedStart(AbstractInitialiser):
     def __call__(self, key: PRNGKeyArray) -> Merged:
         model = self.inner(key)
         return eqx.tree_at(lambda m: m.merged, model, model.merged * SIZE)
-
-
-class FirstDrop(eqx.Module):
-    """The first drop of merged attention with all blocks, from small weights.
-
-    Near zero the pairs a = [𝐯; v], b = vec[U; 𝐮] of every head obey τ da/dt = C b,
-    τ db/dt = Cᵀa with C = E[y S ⊗ x_q]: they grow along its leading singular vectors, at the
-    rate σ₁. On that line the loss is E[y²] - 2 σ₁ s + κ s², and s follows the logistic course of
-    (15): τ ds/dt = 2 s (σ₁ - κ s), s(0) = ¼ Σ (a·u + b·w)².
-    """
-
-    growth: float  # σ₁
-    curvature: float  # κ
-    power: float
-    start: float  # s(0)
-
-    @property
-    def level(self) -> float:
-        """The loss after the drop."""
-        return self.power - self.growth**2 / self.curvature
-
-    def time(self, share: float) -> float:
-        """When s has come a share of its way."""
-        end = self.growth / self.curvature
-        return float(np.log(share / (1 - share) * (end / self.start - 1)) / (2 * self.growth))
-
-    def loss(self, times: Float[np.ndarray, " T"]) -> Float[np.ndarray, " T"]:
-        """The loss on the clock t/τ."""
-        end = self.growth / self.curvature
-        s = end / (1 + (end / self.start - 1) * np.exp(-2 * self.growth * times))
-        return self.power - 2 * self.growth * s + self.curvature * s**2
-
-
-def first_drop(loss: Moments, model: Merged) -> FirstDrop:
-    """The prediction from the moments and the initial weights."""
-    token = SIZE + 1
-    first, second = packed_pairs(token)
-    cross = np.zeros((token, token, SIZE))
-    packed = np.asarray(loss.cross).reshape(len(first), SIZE)
-    cross[first, second] = cross[second, first] = packed
-    left, gains, right = np.linalg.svd(cross.reshape(token, -1))
-    line = np.outer(left[:, 0], right[0]).reshape(token, token, SIZE)
-    both = line + np.swapaxes(line, 0, 1)  # S is symmetric: each pair of entries is one feature
-    weights = np.where((first == second)[:, None], 0.5, 1.0) * both[first, second]
-    weights = weights.reshape(-1)
-    rows = np.asarray(model.value_rows())[:, 0]
-    merged = np.asarray(model.key_query()).reshape(HEADS, -1)
-    return FirstDrop(
-        growth=float(gains[0]),
-        curvature=float(weights @ np.asarray(loss.second) @ weights),
-        power=float(loss.power),
-        start=float(np.sum((rows @ left[:, 0] + merged @ right[0]) ** 2) / 4),
-    )
-
-
-def _minimum(loss: Moments) -> float:
-    """The least loss of any weights on the features, which eight heads can express."""
-    cross, second = np.asarray(loss.cross)[0], np.asarray(loss.second)
-    return float(loss.power) - float(cross @ np.linalg.lstsq(second, cross, rcond=None)[0])

@@ -1,6 +1,6 @@
 """The scale of the initial weights."""
 
-from iclflow.experiments.entry import Figure, Folder
+from iclflow.experiments.entry import Figure, Folder, Live
 
 _HERE = Folder(__name__)
 _SOURCE = _HERE.source()
@@ -14,5 +14,15 @@ FIGURES = (
         weights; separate plateaus last so long at small scales that they are predicted alone.""",
         alt="""Loss over training for many scales of the initial weights, for merged and for
         separate key and query: the smaller the scale, the later the drops.""",
+        live=(
+            Live(
+                "merged_loss", levels="merged_levels", times="merged_half_theory",
+                time="merged_time", title="merged", runs="init scale",
+            ),
+            Live(
+                "separate_loss", "theory_loss", "levels", time="separate_time",
+                theory_time="theory_time", title="separate", runs="init scale",
+            ),
+        ),
     ),
 )  # fmt: skip

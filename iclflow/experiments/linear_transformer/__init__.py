@@ -1,6 +1,6 @@
 """The linear transformer: where it ends, how it gets there (second paper, Figs 1, 2)."""
 
-from iclflow.experiments.entry import Figure, Folder
+from iclflow.experiments.entry import Figure, Folder, Live
 
 _HERE = Folder(__name__)
 _SOURCE = _HERE.source(shares="linear_transformer")
@@ -28,5 +28,12 @@ FIGURES = (
         the end of the simulation.""",
         alt="""Left: four rising curves, one a mode, with theory on top. Middle: two mirrored curves
         and their flat sum. Right: four curves that start at zero and separate at long times.""",
+        live=(
+            Live(
+                "loss", time="epoch", clock="epochs", lines="a", lines_theory="a_exact",
+                ends="a_optimum", lines_name="a = p₂q₁ of each mode", runs="seed",
+                dashed="the exact mean flow", model="transformer", loss_name="loss  ½E|y − ŷ|²",
+            ),
+        ),
     ),
 )  # fmt: skip

@@ -1,9 +1,10 @@
 """Stages of the linear transformer, and their detectors (second paper, Figs 3A, 4)."""
 
-from iclflow.experiments.entry import Figure, Folder
+from iclflow.experiments.entry import Figure, Folder, Live
 
 _HERE = Folder(__name__)
 _SOURCE = _HERE.source(shares="linear_transformer")
+_LOSS = "loss  ½E|y − ŷ|²"
 
 FIGURES = (
     Figure(
@@ -17,6 +18,20 @@ FIGURES = (
         alt="""Left: a loss with four cliffs and both theories on top. Middle: a loss that the exact
         theory follows and the paper's does not. Right: errors against the context length on
         logarithmic axes, one with slope minus one and one that levels off.""",
+        live=(
+            Live(
+                "loss", "loss_exact", "levels", "drop_paper", time="epoch", clock="epochs",
+                tests=(("loss_paper", "closed form (14)"),), lines="a",
+                lines_name="a = p₂q₁ of each mode", title="long contexts",
+                dashed="the exact mean flow", model="transformer", loss_name=_LOSS,
+            ),
+            Live(
+                "small_loss", "small_loss_exact", time="small_time", lines="small_a",
+                tests=(("small_loss_paper", "closed form (14)"),),
+                lines_name="a = p₂q₁ of each mode", title="N = 8",
+                dashed="the exact mean flow", model="transformer", loss_name=_LOSS,
+            ),
+        ),
     ),
     Figure(
         "lt-fig4", "2nd paper, Figure 4", "Finding the time scales",

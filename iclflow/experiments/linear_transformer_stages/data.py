@@ -99,6 +99,11 @@ def _staged() -> tuple[dict[str, Variable], TransformerModes]:
         "a": (("epoch", "mode"), a, "a = (p₂q₁)_αα, simulated"),
         "half_time": (("mode",), half, "epochs until a = a∞/2, simulated"),
         "half_paper": (("mode",), paper.half_times(start**2) / EPOCH_RATE, "the same by (13)"),
+        "drop_paper": (
+            ("mode",),
+            paper.drop_times(start**2) / EPOCH_RATE,
+            "epochs until the loss of a mode is halfway down, by (13)(14)",
+        ),
         "escape": (("mode",), paper.escape_times(start**2) / EPOCH_RATE, "t*, epochs"),
         "levels": (("stage",), plateau_losses(modes), "least loss with m modes learned"),
         "rank": (

@@ -1,10 +1,12 @@
 """Separate key and query of rank one: D drops, one eigenvector each (Figs 3, 7)."""
 
+import dataclasses
+
 from iclflow.experiments.entry import Figure, Folder, Live
 
 _HERE = Folder(__name__)
 _SOURCE = _HERE.source(shares="four_inputs")
-_LIVE = Live("loss", "staircase_loss", "levels", "staircase_time")
+_LIVE = Live("loss", "staircase_loss", "levels", "staircase_time", runs="seed")
 
 FIGURES = (
     Figure(
@@ -20,7 +22,7 @@ FIGURES = (
         alt="""The loss of six runs descends in four steps, each at a dotted level; value weights
         grow one after another along dashed theory curves; below, heatmaps of the key weights on
         each of five plateaus, one more row filled on each, beside the theory's.""",
-        live=_LIVE,
+        live=(dataclasses.replace(_LIVE, lines="values", ends="value_limit"),),
     ),
     Figure(
         "fig7", "Figure 7", "When each plateau begins and ends",
@@ -31,6 +33,6 @@ FIGURES = (
         alt="""Left: the loss of one run with vertical marks at its four drops. Right: predicted
         against measured durations on logarithmic axes; predictions from the initial weights lie on
         the diagonal but for one, the paper's estimates scatter below it.""",
-        live=_LIVE,
+        live=(_LIVE,),
     ),
 )  # fmt: skip

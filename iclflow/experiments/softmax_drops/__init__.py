@@ -1,6 +1,6 @@
 """Softmax attention: one drop with merged key and query, several with separate ones."""
 
-from iclflow.experiments.entry import Figure, Folder
+from iclflow.experiments.entry import Figure, Folder, Live
 
 _HERE = Folder(__name__)
 _SOURCE = _HERE.source()
@@ -16,5 +16,12 @@ FIGURES = (
         alt="""Two panels of loss over training for softmax attention: one drop for merged key and
         query, several for separate ones, which follow one another faster than those of linear
         attention.""",
+        live=tuple(
+            Live(
+                kind, f"{kind}_linear", f"{kind}_levels", time=f"{kind}_time", title=kind,
+                dashed="linear attention from the same start on the same data", runs="seed",
+            )
+            for kind in ("merged", "separate")
+        ),
     ),
 )  # fmt: skip

@@ -13,6 +13,12 @@ FIGURES = (
         that follow from the average of 1/n.""",
         alt="""Loss over training with varying context length, in the same steps, with dotted
         levels.""",
-        live=Live("loss", "staircase_loss", "levels"),
+        live=(
+            Live("loss", "staircase_loss", "levels", title="separate", runs="seed"),
+            Live(
+                "merged_loss", "merged_theory", "merged_levels", time="merged_time",
+                title="merged", runs="seed",
+            ),
+        ),
     ),
 )  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Self
 
 import numpy as np
 import scipy
-from jaxtyping import Bool, Float
+from jaxtyping import ArrayLike, Bool, Float
 
 from iclflow.theory.drops.escape_path import EscapePath, slope_of
 
@@ -34,15 +34,15 @@ class DormantHeads:
     @classmethod
     def of(
         cls,
-        values: Float[np.ndarray, " H"],
-        keys: Float[np.ndarray, "H R D"],
-        queries: Float[np.ndarray, "H R D"],
-        residual: Float[np.ndarray, "D D"],
+        values: ArrayLike,
+        keys: ArrayLike,
+        queries: ArrayLike,
+        residual: ArrayLike,
     ) -> Self:
-        """Heads given by their weights, on the plateau with residual A_S."""
-        left, gains, right = np.linalg.svd(residual)
-        k, q = keys @ left, queries @ right.T
-        return cls(values, k + q, k - q, gains)
+        """Heads given by their weights [H], [H R D], [H R D], on the plateau with residual A_S."""
+        left, gains, right = np.linalg.svd(np.asarray(residual))
+        k, q = np.asarray(keys) @ left, np.asarray(queries) @ right.T
+        return cls(np.asarray(values), k + q, k - q, gains)
 
     def blow_up(self) -> tuple[Float[np.ndarray, " H"], Float[np.ndarray, " H"]]:
         """The time until each head escapes (infinite if it never does) and the sign v then has."""

@@ -101,3 +101,10 @@ class DecoupledFlow:
     def half_times(self, start: Float[np.ndarray, " D"]) -> Float[np.ndarray, " D"]:
         """When (13) reaches a∞/2: (τ_α/2) ln((a∞ - a₀)/a₀)."""
         return self.timescales / 2 * np.log((self.fixed_point - start) / start)
+
+    def drop_times(self, start: Float[np.ndarray, " D"]) -> Float[np.ndarray, " D"]:
+        """When the loss of a mode is halfway down, a = (1 - 2^(-1/2)) a∞ by (13)(14).
+
+        By (14) a mode's loss is a square in a∞ - a: where a is a∞/2 it is three quarters down.
+        """
+        return self.half_times(start) + self.timescales / 2 * np.log(2**0.5 - 1)

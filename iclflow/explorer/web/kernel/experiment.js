@@ -1,9 +1,11 @@
 // From settings to what is trained: the modes of the task, the shape of the model, its start and its problem.
 
+import { fullAttention } from "./blocks.js";
+import { leadingDirection, leastLoss, mixtureMoments } from "./mixture.js";
 import { populationLoss } from "./models.js";
 import { linearAttention } from "./problem.js";
 import { sampledLoss } from "./prompts.js";
-import { stableRate } from "./rate.js";
+import { stableRate, stableRateOfAll } from "./rate.js";
 import { softmaxAttention } from "./softmax.js";
 import { basisOf, initialWeights } from "./start.js";
 import { modesOf } from "./task.js";
@@ -15,14 +17,23 @@ import { coupled, linearTransformer, transformerModes } from "./transformer.js";
 
 /** The task as the model sees it, and the shape of its weights. @type {(settings: Settings) => {modes: Modes, shape: Shape}} */
 export function stage(settings) {
-  const { model, heads, rank, context } = settings,
+  const { model, heads, rank, context, fixed_fraction: fixed } = settings,
     modes = modesOf(settings);
   if (model === "linear-transformer")
     return {
       modes: transformerModes(modes, context),
-      shape: { kind: "transformer", heads: 1, rank: 1, size: modes.size },
+      shape: { kind: "transformer", heads: 1, rank: 1, size: modes.size, full: false },
     };
-  return { modes, shape: { kind: model.endsWith("merged") ? "merged" : "separate", heads, rank, size: modes.size } };
+  const kind = model.endsWith("merged") ? "merged" : "separate";
+  /** @type {Shape} */ const shape = { kind, heads, rank, size: modes.size, full: fixed > 0 };
+  if (!shape.full) return { modes, shape };
+  const moments = mixtureMoments(settings);
+  const levels = [moments.power, leastLoss(moments)];
+  if (kind === "merged") {
+    const { gain, curvature } = leadingDirection(moments);
+    levels.splice(1, 0, moments.power - gain ** 2 / curvature); // after the first drop (15)
+  }
+  return { modes: { ...modes, power: moments.power, levels, moments }, shape };
 }
 
 /** The start of a seed in its loss; prompts are drawn once for all seeds. @type {(settings: Settings) => (seed: number, fast?: boolean) => import("./problem.js").Problem} */
@@ -32,6 +43,10 @@ export function problems(settings) {
   if (shape.kind === "transformer") {
     const moments = coupled(modes, context);
     return (seed) => linearTransformer(moments, initialWeights(settings, seed));
+  }
+  if (shape.full) {
+    const moments = mixtureMoments(settings);
+    return (seed) => fullAttention(shape, moments, initialWeights(settings, seed));
   }
   const basis = basisOf(settings);
   if (settings.model.startsWith("softmax"))
@@ -43,6 +58,7 @@ export function problems(settings) {
 /** The rate where none is given: the library's rule, in the population. @type {(settings: Settings) => number} */
 export function defaultRate(settings) {
   const { modes, shape } = stage(settings);
+  if (shape.full) return stableRateOfAll(shape, mixtureMoments(settings));
   if (shape.kind !== "transformer") {
     const rate = stableRate(modes, shape, populationLoss(modes));
     return settings.model.startsWith("softmax") ? Number((2 * rate).toPrecision(3)) : rate;

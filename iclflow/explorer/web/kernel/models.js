@@ -2,7 +2,7 @@
 // All weights of a model lie in one array: v [H], then k [H R D] and q [H R D], or U [H D D].
 
 /** @typedef {import("./task.js").Modes} Modes */
-/** `size` is D padded to a multiple of four; "transformer" has p and q of each mode. @typedef {{kind: "separate" | "merged" | "transformer", heads: number, rank: number, size: number}} Shape */
+/** `size` is D padded to a multiple of four; "transformer" has p and q of each mode; `full`: with the blocks that are zero at first. @typedef {{kind: "separate" | "merged" | "transformer", heads: number, rank: number, size: number, full: boolean}} Shape */
 
 /**
  * What training needs of the loss: A = G - B M Λ, or c - K M with the Gram matrix of sampled prompts.
@@ -10,8 +10,11 @@
  */
 
 /** @type {(shape: Shape) => number} */
-export const weightCount = ({ kind, heads, rank, size }) =>
-  kind === "transformer" ? 2 * size : heads * (1 + (kind === "merged" ? size * size : 2 * rank * size));
+export const weightCount = ({ kind, heads, rank, size, full }) =>
+  kind === "transformer"
+    ? 2 * size
+    : heads * (1 + (kind === "merged" ? size * size : 2 * rank * size)) +
+      (full ? heads * (size + (kind === "merged" ? size : rank)) : 0);
 
 /** The population loss of a task. @type {(modes: Modes) => Loss} */
 export function populationLoss({ size, power, lambda, b, g }) {

@@ -1,5 +1,6 @@
 // Prompts, number for number those of the library's `Moments.sample` and `Sequences.sample`, in the eigenbasis of Λ.
 
+import { packedPairs } from "./mixture.js";
 import { foldIn, keyOf, normal } from "./random.js";
 import { rightProduct } from "./start.js";
 
@@ -9,16 +10,18 @@ import { rightProduct } from "./start.js";
 
 /**
  * Prompt `index` of the set with key `data_seed`: it depends on nothing else, so sets of any size begin alike.
- * @type {(task: Task, basis: Float64Array | null, dataSeed: number, index: number) => Prompt}
+ * With a `fixed` task, that takes the place of the drawn one.
+ * @type {(task: Task, basis: Float64Array | null, dataSeed: number, index: number, fixed?: Float64Array | null) => Prompt}
  */
-export function drawPrompt({ spectrum, task_covariance, context, noise }, basis, dataSeed, index) {
+export function drawPrompt({ spectrum, task_covariance, context, noise }, basis, dataSeed, index, fixed = null) {
   const size = spectrum.length,
     points = context + 1;
   const normals = normal(foldIn(keyOf(dataSeed), index), points * (size + 2) + size);
   const roots = spectrum.map(Math.sqrt);
   const inputs = normals.slice(0, points * size).map((z, i) => z * roots[i % size]);
   const drawn = normals.subarray(points * (size + 2));
-  const vector = (basis ? rightProduct(drawn, basis, size) : drawn).map((x, d) => x * Math.sqrt(task_covariance[d]));
+  const random = (basis ? rightProduct(drawn, basis, size) : drawn).map((x, d) => x * Math.sqrt(task_covariance[d]));
+  const vector = fixed ?? random;
   const clean = (/** @type {number} */ n) => vector.reduce((sum, w, d) => sum + w * inputs[n * size + d], 0);
   const labels = Float64Array.from({ length: context }, (_, n) => clean(n) + noise * normals[points * size + n]);
   return { inputs, labels, vector, target: clean(context) };
@@ -31,6 +34,17 @@ export function correlation({ inputs, labels }, size) {
     for (let d = 0; d < size; d++) beta[d] += (y * inputs[n * size + d]) / labels.length;
   });
   return beta;
+}
+
+/** S = (Σ ttᵀ + t_q t_qᵀ)/N of the tokens t = (x, y), y_q = 0: its entries on and above the diagonal. @type {(prompt: Prompt, size: number) => Float64Array} */
+export function tokenMoments({ inputs, labels }, size) {
+  const token = (/** @type {number} */ n, /** @type {number} */ a) =>
+    a < size ? inputs[n * size + a] : (labels[n] ?? 0);
+  return Float64Array.from(packedPairs(size + 1), ([a, b]) => {
+    let sum = 0;
+    for (let n = 0; n <= labels.length; n++) sum += (token(n, a) * token(n, b)) / labels.length;
+    return sum;
+  });
 }
 
 /** The moments E[y²], E[y z] and E[z zᵀ], z = vec(β x_qᵀ), of `count` prompts. @type {(task: Task, wide: number, count: number, dataSeed: number, basis: Float64Array | null) => Loss} */

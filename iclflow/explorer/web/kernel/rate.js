@@ -1,5 +1,6 @@
 // The default rate, by the library's rule: a quarter of the stability limit 2/sharpness where training ends.
 
+import { allBlocks, featureResidual } from "./blocks.js";
 import { effective, flow, residual, weightCount } from "./models.js";
 
 /** @typedef {import("./task.js").Modes} Modes */
@@ -9,40 +10,96 @@ import { effective, flow, residual, weightCount } from "./models.js";
 const FRACTION = 0.25;
 const ITERATIONS = 40; // of Lanczos' method
 
-/** The weights at the least-squares solution, balanced: merged all in one head, separate R modes a head. @type {(modes: Modes, shape: Shape) => Float64Array} */
-function atMinimum({ m, size }, shape) {
-  const { kind, heads, rank } = shape;
+/** M = Σ strength · left rightᵀ, largest first. @typedef {{strength: number, left: Float64Array, right: Float64Array}[]} Factors */
+
+/** Weights with the effective matrix M, balanced: merged all in one head, separate R factors a head. @type {(shape: Shape, factors: Factors) => Float64Array} */
+function atMinimum(shape, factors) {
+  const { kind, heads, rank, size } = shape;
   const w = new Float64Array(weightCount(shape));
   if (kind === "merged") {
-    const strength = Math.hypot(...m);
-    w[0] = Math.sqrt(strength);
-    m.forEach((x, d) => (w[heads + d * (size + 1)] = x / Math.sqrt(strength)));
+    const norm = Math.hypot(...factors.map(({ strength }) => strength));
+    w[0] = Math.sqrt(norm);
+    for (const { strength, left, right } of factors)
+      left.forEach((x, i) =>
+        right.forEach((y, j) => (w[heads + i * size + j] += (strength * x * y) / Math.sqrt(norm))),
+      );
     return w;
   }
-  const largest = [...m.keys()].sort((i, j) => m[j] - m[i]);
   for (let h = 0; h < heads; h++) {
-    const own = largest.slice(h * rank, (h + 1) * rank);
-    const value = Math.cbrt(own.reduce((sum, d) => sum + m[d], 0));
+    const own = factors.slice(h * rank, (h + 1) * rank);
+    const value = Math.cbrt(own.reduce((sum, { strength }) => sum + strength, 0));
     w[h] = value;
-    own.forEach((d, r) => {
-      const at = heads + (h * rank + r) * size + d;
-      w[at] = w[at + heads * rank * size] = value > 0 ? Math.sqrt(m[d] / value) : 0;
+    own.forEach(({ strength, left, right }, r) => {
+      const at = heads + (h * rank + r) * size,
+        amplitude = value > 0 ? Math.sqrt(strength / value) : 0;
+      left.forEach((x, i) => (w[at + i] = amplitude * x));
+      right.forEach((x, i) => (w[at + heads * rank * size + i] = amplitude * x));
     });
   }
   return w;
 }
 
-/** The largest eigenvalue of the Hessian of L, by Lanczos' method on differences of the flow. @type {(modes: Modes, shape: Shape, loss: Loss) => number} */
-export function sharpness(modes, shape, loss) {
-  const w = atMinimum(modes, shape),
-    n = w.length,
-    M = new Float64Array(shape.size ** 2),
-    A = new Float64Array(shape.size ** 2);
+/** A diagonal matrix. @type {(m: Float64Array) => Factors} */
+const diagonal = (m) =>
+  [...m.keys()]
+    .sort((i, j) => m[j] - m[i])
+    .map((d) => {
+      const axis = new Float64Array(m.length);
+      axis[d] = 1;
+      return { strength: m[d], left: axis, right: axis };
+    });
+
+/** Any small matrix, by Jacobi's rotations of its columns. @type {(columns: Float64Array[]) => Factors} */
+function factorised(columns) {
+  const n = columns.length,
+    turned = columns.map((_, d) => Float64Array.from({ length: n }, (_, i) => Number(i === d)));
+  for (let sweep = 0; sweep < 30; sweep++)
+    for (let p = 0; p < n; p++)
+      for (let q = p + 1; q < n; q++) {
+        const [a, b, c] = [dot(columns[p], columns[p]), dot(columns[p], columns[q]), dot(columns[q], columns[q])];
+        const angle = 0.5 * Math.atan2(2 * b, a - c),
+          [x, y] = [Math.cos(angle), Math.sin(angle)];
+        for (const list of [columns, turned]) {
+          const [first, second] = [list[p], list[q]];
+          list[p] = first.map((value, i) => x * value + y * second[i]);
+          list[q] = first.map((value, i) => x * second[i] - y * value);
+        }
+      }
+  return columns
+    .map((column, d) => {
+      const strength = Math.sqrt(dot(column, column));
+      return { strength, left: strength > 0 ? column.map((x) => x / strength) : column, right: turned[d] };
+    })
+    .sort((a, b) => b.strength - a.strength);
+}
+
+/** The best M while the extra blocks are zero: least squares on the features y x_a x_c alone. @type {(moments: import("./mixture.js").Moments) => Float64Array[]} */
+function bestMatrix({ size, cross, starts, columns, values }) {
+  const last = (/** @type {number} */ d) => (d * (2 * (size + 1) - d + 1)) / 2 + (size - d); // the pair (d, label)
+  const features = Array.from({ length: size * size }, (_, i) => last(Math.floor(i / size)) * size + (i % size));
+  const rows = features.map((feature) => {
+    const row = new Float64Array(cross.length);
+    for (let at = starts[feature]; at < starts[feature + 1]; at++) row[columns[at]] = values[at];
+    return [...features.map((column) => row[column]), cross[feature]];
+  });
+  const n = features.length;
+  for (let p = 0; p < n; p++)
+    for (let i = 0; i < n; i++) {
+      if (i === p) continue;
+      const factor = rows[i][p] / rows[p][p];
+      for (let j = p; j <= n; j++) rows[i][j] -= factor * rows[p][j];
+    }
+  return Array.from({ length: size }, (_, c) =>
+    Float64Array.from({ length: size }, (_, d) => rows[d * size + c][n] / rows[d * size + c][d * size + c]),
+  );
+}
+
+/** The largest eigenvalue of the Hessian of L at w, by Lanczos' method on differences of the flow. @type {(w: Float64Array, flow: (at: Float64Array, out: Float64Array) => void) => number} */
+function sharpness(w, flow) {
+  const n = w.length;
   const slope = (/** @type {Float64Array} */ at) => {
     const out = new Float64Array(n);
-    effective(shape, at, M);
-    residual(loss, M, A);
-    flow(shape, at, A, out);
+    flow(at, out);
     return out;
   };
   const STEP = 1e-4; // the flow is a polynomial of low degree: central differences lose nothing that shows
@@ -71,9 +128,35 @@ export function sharpness(modes, shape, loss) {
   return topOfTridiagonal(alpha, beta);
 }
 
-/** @type {(modes: Modes, shape: Shape, loss: Loss) => number} to three digits, as the page writes it */
-export const stableRate = (modes, shape, loss) =>
-  Number(((2 * FRACTION) / sharpness(modes, shape, loss)).toPrecision(3));
+/** To three digits, as the page writes it. @type {(sharpness: number) => number} */
+const rateAt = (sharpness) => Number(((2 * FRACTION) / sharpness).toPrecision(3));
+
+/** @type {(modes: Modes, shape: Shape, loss: Loss) => number} */
+export function stableRate(modes, shape, loss) {
+  const M = new Float64Array(shape.size ** 2),
+    A = new Float64Array(shape.size ** 2);
+  return rateAt(
+    sharpness(atMinimum(shape, diagonal(modes.m)), (at, out) => {
+      effective(shape, at, M);
+      residual(loss, M, A);
+      flow(shape, at, A, out);
+    }),
+  );
+}
+
+/** The same with every block trained. @type {(shape: Shape, moments: import("./mixture.js").Moments) => number} */
+export function stableRateOfAll(shape, moments) {
+  const { weigh, flow } = allBlocks(shape, moments.size),
+    W = new Float64Array(moments.cross.length),
+    A = new Float64Array(W.length);
+  return rateAt(
+    sharpness(atMinimum(shape, factorised(bestMatrix(moments))), (at, out) => {
+      weigh(at, W);
+      featureResidual(moments, W, A);
+      flow(at, A, out);
+    }),
+  );
+}
 
 /** @type {(a: Float64Array, b: Float64Array) => number} */
 function dot(a, b) {

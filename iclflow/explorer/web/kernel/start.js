@@ -5,7 +5,7 @@ import { keyOf, normal, rotation, split } from "./random.js";
 import { padded } from "./task.js";
 
 /** @typedef {import("./models.js").Shape} Shape */
-/** Which model starts from which random numbers. @typedef {{model: string, spectrum: number[], heads: number, rank: number, scale: number, rotate: boolean, eigen_seed: number}} Start */
+/** Which model starts from which random numbers. @typedef {{model: string, spectrum: number[], heads: number, rank: number, scale: number, rotate: boolean, eigen_seed: number, fixed_fraction: number}} Start */
 
 /** The eigenvectors of Λ as columns, row by row; null for the coordinate axes. @type {(start: Start) => Float64Array | null} */
 export const basisOf = ({ rotate, eigen_seed, spectrum }) =>
@@ -13,7 +13,7 @@ export const basisOf = ({ rotate, eigen_seed, spectrum }) =>
 
 /**
  * v ~ N(0, w²/H), entries of k, q ~ N(0, w²/(H R D)) (36), of U ~ N(0, w²/(H D²)) (34), in the eigenbasis.
- * The linear transformer starts from p = q = w in every mode.
+ * The linear transformer starts from p = q = w in every mode; blocks that are trained with a fixed task start from 0.
  * @type {(start: Start, seed: number) => Float64Array}
  */
 export function initialWeights(start, seed) {
@@ -31,17 +31,21 @@ export function initialWeights(start, seed) {
     ? [heads * size, scale / (size * Math.sqrt(heads))]
     : [heads * rank, scale / Math.sqrt(heads * rank * size)];
   const parts = keys.slice(1).map((key) => normal(key, rows * size).map((x) => x * std));
-  return packed({ kind: merged ? "merged" : "separate", heads, rank, size }, [values, ...parts], basisOf(start));
+  const full = start.fixed_fraction > 0;
+  return packed({ kind: merged ? "merged" : "separate", heads, rank, size, full }, [values, ...parts], basisOf(start));
 }
 
 /**
- * Weights as the library has them, v and rows of D numbers, in the eigenbasis and laid out for the kernel.
+ * Weights as the library has them, v and rows of D numbers, in the eigenbasis and laid out for the kernel;
+ * behind them the blocks of `full`, 𝐯 and the keys' label slot, where they are given.
  * @type {(shape: Shape, parts: ArrayLike<number>[], basis: Float64Array | null) => Float64Array}
  */
-export function packed({ kind, heads, rank, size }, [values, ...parts], basis) {
+export function packed({ kind, heads, rank, size, full }, [values, ...given], basis) {
   const wide = padded(size);
-  const w = new Float64Array(weightCount({ kind, heads, rank, size: wide }));
+  const w = new Float64Array(weightCount({ kind, heads, rank, size: wide, full }));
   w.set(values);
+  const own = kind === "merged" ? 1 : 2;
+  const parts = given.slice(0, own);
   const block = kind === "merged" ? size : rank; // rows a head
   const room = kind === "merged" ? wide : rank;
   parts.forEach((part, n) => {
@@ -52,6 +56,13 @@ export function packed({ kind, heads, rank, size }, [values, ...parts], basis) {
         head = Math.floor(row / block);
       w[heads + (n * heads * room + head * room + (row % block)) * wide + (i % size)] = turned[i];
     }
+  });
+  let at = weightCount({ kind, heads, rank, size: wide, full: false });
+  given.slice(own).forEach((part, n) => {
+    const rows = n === 0 || kind === "merged"; // keys of rank R have single numbers in their label slot
+    const turned = rows && basis ? rightProduct(part, basis, size) : part;
+    for (let i = 0; i < turned.length; i++) w[at + (rows ? Math.floor(i / size) * wide + (i % size) : i)] = turned[i];
+    at += rows ? heads * wide : turned.length;
   });
   return w;
 }

@@ -21,7 +21,8 @@
  * @property {Float64Array} c m^(-1/3) = 1/v*, the inverse of its final value weight (25)
  * @property {Float64Array} drops σ² = g²/(λ b), by how much learning it lowers the loss (24)
  * @property {number[]} order the modes with σ > 0, largest drop first
- * @property {number[]} levels L(M_0), …, L(M_r): the plateaus
+ * @property {number[]} levels L(M_0), …, L(M_r): the plateaus; with a fixed task E[y²], the end of the first drop where it is known, the least loss
+ * @property {import("./mixture.js").Moments=} moments of all features, with a fixed task
  */
 
 /** D padded to a multiple of four with modes of no variance, which stay zero exactly: the kernel is unrolled. */

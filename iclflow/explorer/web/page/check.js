@@ -2,6 +2,8 @@
 
 import { Descent } from "../kernel/descent.js";
 import { defaultRate, problems, stage } from "../kernel/experiment.js";
+import { lossesOf } from "../kernel/blocks.js";
+import { mixtureMoments } from "../kernel/mixture.js";
 import { effective } from "../kernel/models.js";
 import { basisOf, initialWeights, packed, rightProduct } from "../kernel/start.js";
 import { distances, ordered, principal } from "../kernel/task.js";
@@ -43,9 +45,15 @@ export function check(run) {
     { what: "loss", error: gap(descent.losses, run.loss), tolerance: 1e-12 },
     { what: "final weights", error: gap(descent.problem.weights, given(run.end)), tolerance: 1e-11 },
   ];
-  if (shape.kind === "separate" && !settings.sequences)
+  if (shape.kind === "separate" && !settings.sequences && !shape.full)
     found.push({ what: "loss, plain JavaScript", error: gap(train(false).losses, run.loss), tolerance: 1e-12 });
-  if (run.levels) found.push({ what: "plateau levels", error: gap(modes.levels, run.levels), tolerance: 1e-13 });
+  if (run.levels)
+    found.push({ what: "plateau levels", error: gap(modes.levels, run.levels), tolerance: shape.full ? 1e-12 : 1e-13 });
+  if (run.tests) {
+    const tests = lossesOf(shape, [mixtureMoments(settings, 0), mixtureMoments(settings, 1)], descent.saved);
+    const error = Math.max(...tests.map((losses, n) => gap(losses, run.tests[n])));
+    found.push({ what: "test losses, in context and in weight", error, tolerance: 1e-12 });
+  }
   if (run.rate)
     found.push({ what: "default rate", error: relative([defaultRate(settings)], [run.rate]), tolerance: 6e-3 }); // three digits
   if (run.distance && principal(modes)) {

@@ -23,12 +23,14 @@ const FIELDS = [
   { name: "rank", label: "Rank R", kind: "number" },
   { name: "context", label: "Examples in a prompt N", kind: "number" },
   { name: "noise", label: "Label noise", kind: "number", step: 0.05 },
+  { name: "fixed_fraction", label: "Share of prompts with one fixed task", kind: "number", step: 0.1 },
   { name: "sequences", label: "Training prompts P (0: ∞)", kind: "number", step: 100 },
   { name: "rate", label: "Learning rate (0: chosen)", kind: "number", step: 0.01 },
   { name: "steps", label: "Steps (0: past the drops)", kind: "number", step: 1000 },
   { name: "seeds", label: "Runs", kind: "number" },
   { name: "seed", label: "First seed", kind: "number" },
   { name: "cloud", label: "Starts by theory", kind: "select", options: ["0", "100", "1000"].map((n) => [n, n]) },
+  { name: "eigen_seed", label: "Seed of eigenvectors and fixed task", kind: "number" },
   { name: "rotate", label: "Eigenvectors drawn, not the axes", kind: "check", wide: true },
   { name: "task_covariance", label: "Task variance along each component", kind: "text", wide: true },
 ];
@@ -116,6 +118,10 @@ export class Controls {
     const transformer = settings.model === "linear-transformer";
     field("field-rank").disabled = !settings.model.endsWith("separate");
     for (const name of ["heads", "noise", "sequences", "seeds", "cloud"]) field(`field-${name}`).disabled = transformer;
+    const mixed = settings.fixed_fraction > 0;
+    if (mixed) field("field-sequences").disabled = true; // in the population
+    if (mixed && settings.model === "separate") field("field-cloud").disabled = true;
+    field("field-fixed_fraction").disabled = !["separate", "merged"].includes(settings.model);
     this.#showRuns(settings);
     const bare = (/** @type {Settings} */ s) => format({ ...s, seed: 0, seeds: 1, front: 0 }, 0);
     const chosen =
@@ -142,7 +148,9 @@ export class Controls {
 }
 
 /** One sentence on what is special about some settings. @type {(settings: Settings) => string} */
-function remark({ model, heads, rank, spectrum, scale, sequences }) {
+function remark({ model, heads, rank, spectrum, scale, sequences, fixed_fraction: fixed }) {
+  if (fixed === 1) return "Every prompt has the same task: it is learned in weight, and the context is not needed.";
+  if (fixed > 0) return "Some prompts share one task: it is learned in weight, and the others in context, later.";
   if (model.startsWith("softmax"))
     return "Softmax attention trains on prompts, step by step; the theory is that of its linear counterpart.";
   if (model === "linear-transformer") return "The linear transformer: every mode has its own logistic course.";

@@ -26,11 +26,13 @@ export function toPython(settings, rate, steps) {
   const { model, spectrum, task_covariance: tasks, context, noise, heads, rank, scale, seeds, seed, front } = settings;
   const white = tasks.every((s) => s === 1),
     vector = model === "linear-transformer";
-  const law = vector
-    ? `icl.Commuting(${white ? "" : list(tasks)})`
-    : white
-      ? ""
-      : `icl.Normal(covariance=${list(tasks)})`;
+  const mixed = settings.fixed_fraction > 0,
+    drawn = white ? "" : `icl.Normal(covariance=${list(tasks)})`;
+  const law = mixed
+    ? `icl.Mixture(${drawn ? `${drawn}, ` : ""}fixed=fixed, fraction=${short(settings.fixed_fraction)})`
+    : vector
+      ? `icl.Commuting(${white ? "" : list(tasks)})`
+      : drawn;
   const about = [
     `context=${context}`,
     ...(settings.rotate ? [`rotation=jax.random.split(jax.random.key(${settings.eigen_seed}), 3)[0]`] : []),
@@ -38,19 +40,23 @@ export function toPython(settings, rate, steps) {
     ...(noise > 0 ? [`label_noise=${short(noise)}`] : []),
   ];
   const loss = !settings.sequences
-    ? "icl.Population(task)"
+    ? `icl.${mixed ? "population_moments" : "Population"}(task)`
     : `icl.${isSoftmax(settings) ? "Sequences" : "Moments"}.sample(task, ${settings.sequences}, key=jax.random.key(${settings.data_seed})${isSoftmax(settings) ? "" : ", features=icl.ReducedFeatures()"})`;
   const sizes = model.endsWith("separate") ? `, heads=${heads}, rank=${rank}` : vector ? "" : `, heads=${heads}`;
   const name = vector
     ? "Merged.linear_transformer"
     : `${isSoftmax(settings) ? "Softmax" : model === "merged" ? "Merged" : "Separate"}.initialiser`;
-  const predicted = !vector && !isSoftmax(settings);
+  const predicted = !vector && !mixed && !isSoftmax(settings);
+  const blocks = mixed ? ", blocks=icl.Blocks.FULL" : "";
+  const fixed = `fixed = jax.random.normal(jax.random.split(jax.random.key(${settings.eigen_seed}), 3)[2], (${spectrum.length},))
+fixed = fixed * (${spectrum.length} / (fixed @ fixed)) ** 0.5
+`;
   return `import jax, iclflow as icl
 jax.config.update("jax_enable_x64", True)
 
-task = icl.Task(${list(spectrum)}, ${about.join(", ")})
+${mixed ? fixed : ""}task = icl.Task(${list(spectrum)}, ${about.join(", ")})
 loss = ${loss}
-init = icl.${name}(task${sizes}, scale=${short(scale)})
+init = icl.${name}(task${sizes}, scale=${short(scale)}${blocks})
 runs = icl.sweep(loss, init, icl.Descent(rate=${short(rate)}), until=${steps}, seeds=range(${seed}, ${seed + seeds}))
 ${predicted ? `theory = icl.theory.predict(task, init(jax.random.key(${seed + front})))\nicl.plots.loss(runs, theory=theory, levels=theory.levels).savefig("run.png")` : 'icl.plots.loss(runs).savefig("run.png")'}
 `;

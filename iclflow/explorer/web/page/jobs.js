@@ -1,13 +1,17 @@
 // What is computed, wherever it runs: on the page while it is quick, in workers otherwise.
 
+import { lossesOf } from "../kernel/blocks.js";
 import { Descent, logSteps } from "../kernel/descent.js";
 import { defaultRate, problems, stage } from "../kernel/experiment.js";
+import { mixtureMoments } from "../kernel/mixture.js";
+import { weightCount } from "../kernel/models.js";
 import { initialWeights } from "../kernel/start.js";
 import { hasQuick, predict } from "../theory/predict.js";
 import { isSoftmax } from "./settings.js";
 
 /** @typedef {import("./settings.js").Settings} Settings */
 /** @typedef {import("../theory/dormant.js").Stairs} Stairs */
+/** @typedef {import("./trainer.js").Test} Test */
 /**
  * Everything about an experiment but its runs.
  * @typedef {object} Setup
@@ -19,12 +23,20 @@ import { isSoftmax } from "./settings.js";
  * @property {number} steps
  * @property {Stairs | null} theory of the run in front
  * @property {boolean} rough whether a better theory is still to come
+ * @property {string=} clock what time counts, where it is not t/τ
+ * @property {string=} lossName what the loss is, where it is not E(y − ŷ)²
  * @property {boolean} partial whether weights were trained that the page does not show
  */
 
+const TESTS = [
+  { name: "test: any task", colour: "var(--c3)" },
+  { name: "test: the fixed task", colour: "var(--c2)" },
+];
 const SAVES = 240; // evenly in the logarithm of time, and besides wherever the loss moves
 const MOVED = 1 / 250; // of E[y²]
 const BEYOND = 2; // times the last predicted drop: the end of a run that was given none
+const BEYOND_FIRST = 8; // times the first drop, where only that one is predicted
+const UNPREDICTED_STEPS = 10001;
 const LONGEST = 250000; // steps that the page takes unasked
 const SOFTMAX_STEPS = 4000;
 
@@ -35,10 +47,11 @@ export function plan(settings) {
   const rate = settings.rate || defaultRate(settings);
   let { steps } = settings;
   if (!steps && isSoftmax(settings)) steps = SOFTMAX_STEPS;
+  if (!steps && shape.full && !theory.drops.length) steps = UNPREDICTED_STEPS;
   if (!steps) {
     const slowest = Math.min(...modes.order.map((d) => modes.g[d]));
     const last = theory.drops[theory.drops.length - 1]?.time ?? 30 / slowest;
-    steps = Math.min(LONGEST, Math.ceil(niceAbove(BEYOND * last) / (2 * rate)));
+    steps = Math.min(LONGEST, Math.ceil(niceAbove((shape.full ? BEYOND_FIRST : BEYOND) * last) / (2 * rate)));
   }
   return {
     settings,
@@ -61,6 +74,24 @@ export function runsOf(settings, rate, steps) {
   return (index) => new Descent(problem(settings.seed + index), { rate, marks, moved: MOVED * modes.power });
 }
 
+/** The two test losses of a run with a fixed task, from what was saved since `before`. @type {(setup: Setup, weights: Float64Array, before?: Test[]) => Test[]} */
+export function testsOf({ settings, shape, modes }, weights, before) {
+  if (!modes.moments) return [];
+  const count = weightCount(shape);
+  const saved = Array.from({ length: weights.length / count }, (_, i) => weights.subarray(i * count, (i + 1) * count));
+  const found = lossesOf(shape, [mixtureMoments(settings, 0), mixtureMoments(settings, 1)], saved);
+  return found.map((losses, n) => ({ ...TESTS[n], losses: joined(before?.[n].losses, losses) }));
+}
+
+/** One array behind another. @type {(a: Float64Array | undefined, b: Float64Array) => Float64Array} */
+export function joined(a, b) {
+  if (!a) return b;
+  const both = new Float64Array(a.length + b.length);
+  both.set(a);
+  both.set(b, a.length);
+  return both;
+}
+
 /** What the theory says of one start. @type {(settings: Settings, index: number, quick?: boolean) => Stairs} */
 export function theoryOf(settings, index, quick = false) {
   const { modes, shape } = stage(settings);
@@ -68,8 +99,9 @@ export function theoryOf(settings, index, quick = false) {
 }
 
 /** About how many nanoseconds a run takes. @type {(setup: Setup) => number} */
-export function cost({ settings, shape, steps }) {
+export function cost({ settings, modes, shape, steps }) {
   if (settings.sequences) return Infinity;
+  if (modes.moments) return steps * (2 * modes.moments.values.length + 20 * shape.heads * shape.rank * shape.size ** 3);
   return steps * (100 + 2 * shape.heads * shape.rank * shape.size ** 2);
 }
 

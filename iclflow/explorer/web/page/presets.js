@@ -4,6 +4,14 @@
 /** @typedef {{name: string, group: "figures" | "breakage", note: string, settings: Partial<Settings>}} Preset */
 
 const STAIRS = { scale: 0.07, rate: 0.2, seeds: 6, front: 3 };
+const IN_WEIGHT = {
+  model: "merged",
+  spectrum: Array(4).fill(0.25),
+  heads: 8,
+  scale: 0.001,
+  fixed_fraction: 0.6,
+  rate: 0.05,
+};
 const EIGHT = [0.368, 0.184, 0.123, 0.092, 0.074, 0.061, 0.053, 0.046];
 
 /** The first is what the page opens with. @type {Preset[]} */
@@ -31,6 +39,12 @@ export const PRESETS = [
     group: "figures",
     note: "A seventh of the initial weights: the waits grow sevenfold, the drops do not, and the prediction is seven times closer.",
     settings: { scale: 0.01, seeds: 6, front: 3 },
+  },
+  {
+    name: "Fig. 10: in weight first",
+    group: "figures",
+    note: "Of every ten prompts six have the same task. That one is learned first, in the weights; to read any task from the context comes later.",
+    settings: { ...IN_WEIGHT, seeds: 6 },
   },
   {
     name: "Eight components",

@@ -4,6 +4,7 @@ import { stage } from "../kernel/experiment.js";
 import { weightCount } from "../kernel/models.js";
 import { predict } from "../theory/predict.js";
 import { inflated } from "./inflate.js";
+import { testsOf } from "./jobs.js";
 import { BOUNDS, valid } from "./settings.js";
 
 /** @typedef {import("./trainer.js").Run} Run */
@@ -67,6 +68,7 @@ export function unpack(bytes) {
       diverged: 0,
       ms: 0,
       seen: [],
+      tests: index === settings.front ? testsOf(setup, weights) : [],
       drops: theory.drops,
     };
   });

@@ -7,6 +7,7 @@
  * @property {number[]} task_covariance variances of the task vectors along the eigenvectors
  * @property {number} context N
  * @property {number} noise standard deviation of the context labels' noise
+ * @property {number} fixed_fraction share of prompts with one fixed task, in the population
  * @property {number} heads H
  * @property {number} rank R
  * @property {number} scale init scale w
@@ -32,6 +33,7 @@ export const DEFAULTS = {
   task_covariance: [1, 1, 1, 1],
   context: 31,
   noise: 0,
+  fixed_fraction: 0,
   heads: 5,
   rank: 1,
   scale: 0.01,
@@ -53,6 +55,7 @@ export const BOUNDS = {
   task_covariance: [0.1, 8],
   context: [1, 1000],
   noise: [0, 3],
+  fixed_fraction: [0, 1],
   heads: [1, 16],
   rank: [1, 8],
   scale: [1e-6, 3],
@@ -93,6 +96,9 @@ export function valid(given) {
   result.rotate = Boolean(result.rotate);
   result.front = Math.min(result.front, result.seeds - 1);
   if (result.model === "linear-transformer") Object.assign(result, { sequences: 0, noise: 0, seeds: 1, front: 0 });
+  if (!["separate", "merged"].includes(result.model)) result.fixed_fraction = 0;
+  if (result.fixed_fraction > 0) result.sequences = 0;
+  if (result.fixed_fraction > 0 && result.model === "separate") result.cloud = 0;
   if (isSoftmax(result)) result.sequences = Math.min(SOFTMAX_SEQUENCES[1], result.sequences || SOFTMAX_SEQUENCES[0]);
   return result;
 }

@@ -1,6 +1,6 @@
 // Runs: the one in front at once where it is quick, the others in workers; says when there is something new to show.
 
-import { cost, plan, runsOf } from "./jobs.js";
+import { cost, joined, plan, runsOf, testsOf } from "./jobs.js";
 import { seenDrops } from "../theory/seen.js";
 
 /** @typedef {import("./settings.js").Settings} Settings */
@@ -18,7 +18,9 @@ import { seenDrops } from "../theory/seen.js";
  * @property {number} ms how long it took
  * @property {number[]} seen when the loss was halfway down each drop
  * @property {import("../theory/dormant.js").Drop[]} drops the predicted ones
+ * @property {Test[]} tests losses that training does not know of
  */
+/** @typedef {{name: string, colour: string, losses: Float64Array}} Test */
 
 const QUICK = 2e7; // ns: a run in front that takes longer goes to a worker
 const PATIENCE = 600; // ms that a run in front is waited for before newer settings replace it
@@ -131,6 +133,7 @@ export class Trainer {
       losses: joined(before?.losses, losses),
       weights: joined(before?.weights, weights),
       seen: [],
+      tests: front ? testsOf(setup, weights, before?.tests) : [],
       drops: front ? (setup.theory?.drops ?? []) : (before?.drops ?? []),
     };
     run.seen = seenDrops(run);
@@ -153,15 +156,6 @@ export class Trainer {
     const share = (/** @type {number[]} */ list, /** @type {number} */ n) => list.filter((_, i) => i % behind === n);
     for (let n = 0; n < behind; n++) this.#post(n + 1, share(others, n), share(starts, n));
   }
-}
-
-/** @type {(a: Float64Array | undefined, b: Float64Array) => Float64Array} */
-function joined(a, b) {
-  if (!a) return b;
-  const both = new Float64Array(a.length + b.length);
-  both.set(a);
-  both.set(b, a.length);
-  return both;
 }
 
 /** A worker from the source inside the page, or, where the page is served as modules, from its file. @type {(receive: (message: any) => void) => Worker} */

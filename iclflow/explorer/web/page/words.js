@@ -1,7 +1,7 @@
 // What the page says about what it shows.
 
 import { ordered } from "../kernel/task.js";
-import { algorithm, isLinear, percent } from "../views/context.js";
+import { algorithm, isLinear, isMap, percent } from "../views/context.js";
 import { conservedNames, drift } from "../views/conserved_quantities.js";
 import { byId, field, html, number, superscript } from "../views/svg.js";
 import { curveError, timeErrors } from "../theory/seen.js";
@@ -29,7 +29,7 @@ export function cursorWords({ front, index }, now) {
 /** Captions and status. @param {Context} context */
 export function words(context) {
   const { setup, front } = context,
-    { kind, rank } = setup.shape;
+    { kind, rank, full } = setup.shape;
   const transformer = kind === "transformer";
   byId("status").textContent = status(context);
   const busy = front?.setup === setup && !front.done;
@@ -37,33 +37,49 @@ export function words(context) {
   if (busy) field("progress").value = /** @type {any} */ (front.step / setup.steps);
   for (const [view, shown] of /** @type {[string, boolean][]} */ ([
     ["heads", !transformer],
-    ["strip", isLinear(setup) && !transformer],
+    ["strip", isMap(setup)],
     ["prompt", isLinear(setup) && !transformer],
+    ["times", !full || Boolean(setup.theory?.drops.length)],
     ["conserved", conservedNames(setup).length > 0],
   ]))
     /** @type {HTMLElement} */ (document.querySelector(`[data-view="${view}"]`)).hidden = !shown;
   document.body.dataset.kind = kind;
   byId("matrix-words").textContent = transformer
     ? "ŷ = p β q x with p, q diagonal; shown: a = p q. Best: the optimum at this N."
-    : "ŷ = βᵀM x, M = Σ v k qᵀ. Best: M = B⁻¹GΛ⁻¹ (23).";
-  byId("loss-words").textContent =
-    `Dotted: plateaus, ${transformer ? "the least loss of the modes learned so far" : "L = E[y²] − Σ σ² over what is learned (24)"}. ${context.cloud.length ? `Thin strokes: the drops of ${context.cloud.length} other starts, by theory.` : ""}`;
+    : full
+      ? `M = Σ v ${kind === "merged" ? "U" : "k qᵀ"}, the part of the answer that reads task and input off the context (87). Best: for drawn tasks alone (23).`
+      : "ŷ = βᵀM x, M = Σ v k qᵀ. Best: M = B⁻¹GΛ⁻¹ (23).";
+  byId("loss-words").textContent = full
+    ? mixtureWords(context)
+    : `Dotted: plateaus, ${transformer ? "the least loss of the modes learned so far" : "L = E[y²] − Σ σ² over what is learned (24)"}. ${context.cloud.length ? `Thin strokes: the drops of ${context.cloud.length} other starts, by theory.` : ""}`;
   byId("heads-words").textContent =
     kind === "merged"
       ? "One dial a head; the arrow shows which diagonal entries of its matrix U are large. All heads become copies of one another (17)."
-      : `One dial a head. Arrow: where its key${rank > 1 ? "s point" : " points"} among the components e₁, e₂, … of the inputs (dotted: its query). Disc: its value weight. Small heads turn unseen; then one wakes up: k = q = v e_d (25).`;
+      : `One dial a head. Arrow: where its key${rank > 1 ? "s point" : " points"} among the components e₁, e₂, … of the inputs (dotted: its query). Disc: its value weight.${full ? "" : " Small heads turn unseen; then one wakes up: k = q = v e_d (25)."}`;
   byId("values-title").textContent = transformer
     ? "Each mode on its own clock."
     : kind === "merged"
       ? "Value weights grow together."
       : "Value weights wake up one by one.";
-  byId("values-words").textContent = transformer
-    ? "Dashed: a(t) = a∞a₀/(a₀ + (a∞ − a₀)e^(−2t/τ)) (13), exact as N → ∞; dotted: the optimum at this N."
-    : setup.theory?.by === "course"
-      ? "Dashed: the scalar equation of each head, τ v̇ = λ²v² − λa v⁵ (26) for the paper's task; dotted: v = m^(1/3) (25)."
-      : "Dashed: the theory from the same initial weights.";
+  byId("values-words").textContent = full
+    ? "With a fixed task the theory says nothing of single heads."
+    : transformer
+      ? "Dashed: a(t) = a∞a₀/(a₀ + (a∞ − a₀)e^(−2t/τ)) (13), exact as N → ∞; dotted: the optimum at this N."
+      : setup.theory?.by === "course"
+        ? "Dashed: the scalar equation of each head, τ v̇ = λ²v² − λa v⁵ (26) for the paper's task; dotted: v = m^(1/3) (25)."
+        : "Dashed: the theory from the same initial weights.";
+  byId("prompt-rule").textContent = full ? "Σ aᵀS B (87)" : "Mᵀβ (27)";
   byId("conserved-words").textContent = conservedWords(context);
   byId("times-words").textContent = timesWords(context);
+}
+
+/** @param {Context} context */
+function mixtureWords({ setup }) {
+  const { settings, shape } = setup;
+  const share = `${percent(settings.fixed_fraction)} of the prompts share one fixed task; every block is trained (87).`;
+  const least = "the least loss that any weights can have";
+  if (shape.kind === "separate") return `${share} Dotted: ${least}. No theory covers this with separate key and query.`;
+  return `${share} Dashed: the first drop, along the leading direction of E[y S ⊗ x] (15); the theory says nothing of what follows. Dotted: its end on that direction alone, and ${least}.`;
 }
 
 /** @param {Context} context */
@@ -79,7 +95,11 @@ function status({ setup, front, runs }) {
     ? ` Theory: drop times to ${percent(found[found.length >> 1])} (median), ${percent(found[found.length - 1])} (worst);`
     : " Theory:";
   const curve = front?.setup === setup ? curveError(front) : NaN;
-  const off = Number.isFinite(curve) ? `${error} curve off by ${percent(curve)} of E[y²].` : "";
+  const off = Number.isFinite(curve)
+    ? `${error} curve off by ${percent(curve)} of E[y²].`
+    : found.length
+      ? error.replace(/;$/, ".")
+      : "";
   const took = each ? `, ${each < 10 ? Math.ceil(each) : Math.round(each)} ms each` : "";
   return `${done.length} of ${settings.seeds} ${settings.seeds === 1 ? "run" : "runs"} of ${number(steps, 6)} steps at rate ${number(rate)}${took}.${off}`;
 }
@@ -104,9 +124,11 @@ function conservedWords({ setup, front }) {
 function timesWords({ setup }) {
   const { theory, shape, modes } = setup;
   const where = " Left: the run in front. Right: every drop of every run.";
+  if (shape.full && theory?.drops.length)
+    return `The first drop, halfway to where it would end on the leading direction of E[y S ⊗ x]; from the initial weights.${where}`;
   if (!theory?.drops.length) return "No drop is predicted for these settings.";
   if (theory.by === "transformer")
-    return `Half-times (τ_α/2) ln((a∞ − a₀)/a₀) of (13), τ_α = 1/(v s²), in the limit of long contexts.${where}`;
+    return `When the loss of a mode is halfway down by (13)(14): (τ_α/2) ln((√2 − 1)(a∞ − a₀)/a₀), τ_α = 1/(v s²), in the limit of long contexts.${where}`;
   if (theory.by === "merged")
     return `Of a small start only the half that grows survives; after that the whole matrix follows one equation for its components.${where}`;
   if (shape.rank === 1 && !ordered(modes))

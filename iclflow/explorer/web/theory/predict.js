@@ -5,6 +5,7 @@ import { ordered } from "../kernel/task.js";
 import { byCourse } from "./by_course.js";
 import { byFlow } from "./by_flow.js";
 import { courseThrough } from "./course.js";
+import { firstDrop, UNKNOWN } from "./first_drop.js";
 import { mergedCourse } from "./merged.js";
 import { transformerCourse } from "./transformer.js";
 
@@ -15,7 +16,7 @@ import { transformerCourse } from "./transformer.js";
 const FEW = 80; // weights up to which the flow is followed within a frame
 
 /** Whether a scalar course (26) belongs to each drop. @type {(modes: Modes, shape: Shape) => boolean} */
-const scalar = (modes, shape) => shape.kind === "separate" && shape.rank === 1 && ordered(modes);
+const scalar = (modes, shape) => shape.kind === "separate" && shape.rank === 1 && !shape.full && ordered(modes);
 
 /** Whether `predict` has a quicker answer, a hundred times less accurate, for a first picture. @type {(modes: Modes, shape: Shape) => boolean} */
 export const hasQuick = (modes, shape) => scalar(modes, shape) && weightCount(shape) > FEW;
@@ -23,6 +24,7 @@ export const hasQuick = (modes, shape) => scalar(modes, shape) && weightCount(sh
 /** The prediction as the library makes it, down each drop by the flow; `quick`: by scalar courses where the flow takes long. @type {(modes: Modes, shape: Shape, start: Float64Array, quick?: boolean) => Stairs} */
 export function predict(modes, shape, start, quick = false) {
   if (shape.kind === "transformer") return transformerCourse(modes, shape, start);
+  if (modes.moments) return shape.kind === "merged" ? firstDrop(modes.moments, shape, start) : UNKNOWN;
   if (shape.kind === "merged") return mergedCourse(modes, shape, start);
   if (quick && hasQuick(modes, shape)) return byCourse(modes, shape, start);
   const stairs = byFlow(modes, shape, start);

@@ -1,8 +1,14 @@
 // When a run went down each drop.
 
+/** The levels between which drops are predicted. @type {(modes: {levels: number[]}, shape: {kind: string, full?: boolean}) => number[]} */
+export function dropLevels({ levels }, { kind, full }) {
+  if (full) return levels.slice(0, -1); // the last is a bound, not the end of a predicted drop
+  return kind === "merged" ? [levels[0], levels[levels.length - 1]] : levels;
+}
+
 /** The times at which the loss crossed the middle of each drop. @type {(run: {setup: import("../page/jobs.js").Setup, times: Float64Array, losses: Float64Array}) => number[]} */
 export function seenDrops({ setup: { modes, shape }, times, losses }) {
-  const levels = shape.kind === "merged" ? [modes.levels[0], modes.levels[modes.levels.length - 1]] : modes.levels;
+  const levels = dropLevels(modes, shape);
   const found = [];
   for (let i = 0, at = 1; i + 1 < levels.length; i++) {
     const middle = (levels[i] + levels[i + 1]) / 2;
@@ -22,7 +28,7 @@ export const timeErrors = (runs) =>
 
 /** (∫ (L - L_theory)² d log t / ∫ d log t)^(1/2) / E[y²]: how far the predicted curve is off, where there are no drops to compare. @type {(run: import("../page/trainer.js").Run) => number} */
 export function curveError({ setup: { theory, modes }, times, losses }) {
-  if (!theory || times.length < 3) return NaN;
+  if (!theory?.times.length || theory.by === "first" || times.length < 3) return NaN;
   let sum = 0,
     weight = 0;
   for (let i = 2, at = 0; i < times.length; i++) {

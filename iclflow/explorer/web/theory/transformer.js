@@ -15,7 +15,8 @@ export function transformerCourse(modes, { size }, start) {
   const effective = lambda.map((s) => ((context + 1) * s + trace) / context); // s∞ (11)
   const first = start.slice(0, size).map((p, d) => p * start[size + d]);
   const drops = order.map((d, mode) => ({
-    time: Math.log(Math.max(1e-9, (1 / effective[d] - first[d]) / first[d])) / (2 * g[d]),
+    // a = (1 - 2^(-1/2)) a∞: where the mode's loss, a square in a∞ - a, is halfway down.
+    time: Math.log(Math.max(1e-9, ((Math.SQRT2 - 1) * (1 / effective[d] - first[d])) / first[d])) / (2 * g[d]),
     head: d,
     mode,
   }));

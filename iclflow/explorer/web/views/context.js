@@ -20,6 +20,9 @@ export function timeScale({ setup, log }, width) {
   return scale(log, [from, setup.horizon], [LEFT, width - (width < 560 ? RIGHT_NARROW : RIGHT)]);
 }
 
+/** What the time axis is called. @type {(context: Context) => string} */
+export const clockName = ({ setup }) => setup.clock ?? "training time t/τ";
+
 /** The weights of a run at one save. @type {(run: Run, index: number) => Float64Array} */
 export function weightsAt(run, index) {
   const count = weightCount(run.setup.shape);
@@ -47,10 +50,14 @@ export const component = (d) => `e${DIGITS[d]}`;
 /** Whether each save has a linear map M: softmax attention applies none. @type {(setup: Setup) => boolean} */
 export const isLinear = ({ settings }) => !settings.model.startsWith("softmax");
 
+/** Whether the answer is βᵀM x_q: one output, linear, and no other block trained. @type {(setup: Setup) => boolean} */
+export const isMap = (setup) => isLinear(setup) && setup.shape.kind !== "transformer" && !setup.shape.full;
+
 /** What a model does that has learned m components: PCR-m where they are the m of largest variance. @type {(m: number, setup: Setup) => string} */
 export function algorithm(m, { modes, shape }) {
   const all = modes.order.length;
   if (m === 0) return "zero";
+  if (shape.full) return m < modes.levels.length - 1 ? "first drop" : "least loss";
   if (shape.kind === "transformer") return `${m} ${m === 1 ? "mode" : "modes"}`;
   if (m === all) return "least squares";
   return principal(modes) ? `PCR-${m}` : modes.order.slice(0, m).map(component).join("");

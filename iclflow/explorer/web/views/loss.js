@@ -1,7 +1,8 @@
 // The loss: plateaus, prediction, runs, and the cursor that everything else follows.
 
 import { freshId, keep, line, number, scale, set, svg, ticks } from "./svg.js";
-import { LEFT, algorithm, colour, component, count, textColour, timeScale } from "./context.js";
+import { dropLevels } from "../theory/seen.js";
+import { LEFT, algorithm, clockName, colour, component, count, textColour, timeScale } from "./context.js";
 
 /** @typedef {import("./context.js").Context} Context */
 
@@ -22,7 +23,9 @@ export class LossView {
     const id = freshId();
     this.soFar = `url(#${id})`;
     const clipped = svg("g", { "clip-path": this.soFar }, this.past);
-    this.cloud = svg("g", {}, this.others);
+    this.tests = layer("tests");
+    this.cloud = svg("g", {}, this.others, this.tests);
+    this.legend = layer("legend");
     this.starts = layer("starts");
     this.sheet = svg(
       "svg",
@@ -36,6 +39,7 @@ export class LossView {
       clipped,
       this.marks,
       this.theory,
+      this.legend,
     );
     this.cursor = svg("line", { class: "cursor" });
     this.dot = svg("circle", { class: "dot", r: 5 });
@@ -65,7 +69,7 @@ export class LossView {
       height = narrow ? 310 : 410;
     for (const sheet of [this.sheet, this.over]) set(sheet, { width, height, viewBox: `0 0 ${width} ${height}` });
     const x = (this.x = timeScale(context, width));
-    const y = (this.y = scale(false, [0, 1.04 * modes.power], [height - 44, 24]));
+    const y = (this.y = scale(false, [0, 1.04 * Math.max(modes.power, ...testPeaks(front))], [height - 44, 24]));
     const right = x.range[1];
 
     const grid = [];
@@ -76,22 +80,23 @@ export class LossView {
     for (const value of ticks(y, 5))
       grid.push(svg("text", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, number(value)));
     grid.push(svg("line", { x1: LEFT, x2: right, y1: height - 44, y2: height - 44 }));
-    grid.push(svg("text", { class: "label", x: 2, y: 10 }, "loss  E(y − ŷ)²"));
-    grid.push(svg("text", { class: "label", x: right, y: height - 8, "text-anchor": "end" }, "training time t/τ"));
+    grid.push(svg("text", { class: "label", x: 2, y: 10 }, setup.lossName ?? "loss  E(y − ŷ)²"));
+    grid.push(svg("text", { class: "label", x: right, y: height - 8, "text-anchor": "end" }, clockName(context)));
     this.grid.replaceChildren(...grid);
 
-    const all = modes.order.length;
+    const all = modes.levels.length - 1,
+      own = (/** @type {number} */ m) => colour(shape.full ? undefined : modes.order[m - 1]);
     /** @type {SVGElement[]} */ const levels = [];
     let lastLabel = -1e9;
     modes.levels.forEach((level, m) => {
-      if (shape.kind === "merged" && m > 0 && m < all) return;
+      if (shape.kind === "merged" && !shape.full && m > 0 && m < all) return;
       levels.push(
         svg("line", {
           x1: LEFT,
           x2: right,
           y1: y(level),
           y2: y(level),
-          style: `stroke: ${colour(modes.order[m - 1])}`,
+          style: `stroke: ${own(m)}`,
         }),
       );
       const room = y(level) - lastLabel > 12;
@@ -102,24 +107,21 @@ export class LossView {
         { x: right + 8, y: y(level) + 4 },
         algorithm(m, setup).replace("least squares", narrow ? "LSQ" : "least squares"),
       );
-      levels.push(
-        svg("circle", { cx: right + 1, cy: y(level), r: 2.5, style: `fill: ${colour(modes.order[m - 1])}` }),
-        label,
-      );
+      levels.push(svg("circle", { cx: right + 1, cy: y(level), r: 2.5, style: `fill: ${own(m)}` }), label);
     });
     this.levels.replaceChildren(...levels);
 
-    set(this.theory, { d: theory ? extended(line(x, y, theory.times, theory.loss), right) : "" });
+    const predicted = theory ? line(x, y, theory.times, theory.loss) : "";
+    set(this.theory, { d: theory?.by === "first" ? predicted : extended(predicted, right) });
     const d = front ? line(x, y, front.times, front.losses) : "";
     set(this.past, { d });
     set(this.future, { d });
     this.drawOthers(context);
+    this.#drawTests(front);
 
     /** @type {SVGElement[]} */ const marks = [];
-    const middles =
-      shape.kind === "merged"
-        ? [(modes.power + modes.levels[all]) / 2]
-        : modes.levels.slice(1).map((level, m) => (level + modes.levels[m]) / 2);
+    const stops = dropLevels(modes, shape),
+      middles = stops.slice(1).map((level, m) => (level + stops[m]) / 2);
     theory?.drops.forEach((drop, m) => {
       const at = x(drop.time),
         middle = y(middles[m]);
@@ -147,6 +149,23 @@ export class LossView {
       "aria-label": `Loss over training time: plateaus at ${modes.levels.map((level) => number(level)).join(", ")}. ${theory?.drops.map((drop, m) => `Drop ${m + 1} predicted at ${number(drop.time)}${front?.seen[m] ? `, seen at ${number(front.seen[m])}` : ""}.`).join(" ")}`,
     });
     this.move(context);
+  }
+
+  /** Test losses of the run in front, thin, with their names. @param {Context["front"]} front */
+  #drawTests(front) {
+    const { x, y } = this,
+      tests = front?.tests ?? [];
+    if (!x || !y) return;
+    keep(this.tests, "path", tests.length).forEach((path, n) =>
+      set(path, { d: front ? line(x, y, front.times, tests[n].losses) : "", style: `stroke: ${tests[n].colour}` }),
+    );
+    const names = [{ name: "training", colour: "var(--run)" }, ...tests];
+    const low = y.range[0] - 14 - 18 * tests.length; // early the losses are high, and here is room
+    const keys = (tests.length ? names : []).flatMap(({ name, colour }, n) => [
+      svg("path", { d: `M${LEFT + 10} ${low + 18 * n}h20`, style: `stroke: ${colour}` }),
+      svg("text", { x: LEFT + 37, y: low + 4 + 18 * n }, name),
+    ]);
+    this.legend.replaceChildren(...keys);
   }
 
   /** The runs in the background, and where the theory puts the drops of other starts. @param {Context} context */
@@ -186,6 +205,9 @@ export class LossView {
     const { theory } = setup;
     const curves = [
       ...runs.map((run) => ({ name: `run ${run.index}`, times: run.times, losses: run.losses })),
+      ...runs.flatMap(({ index, times, tests }) =>
+        tests.map(({ name, losses }) => ({ name: `run ${index}, ${name}`, times, losses })),
+      ),
       ...(theory ? [{ name: "theory", times: theory.times, losses: theory.loss }] : []),
     ];
     const rows = curves.flatMap(({ name, times, losses }) =>
@@ -194,6 +216,9 @@ export class LossView {
     return { columns: ["curve", "time", "loss"], rows };
   }
 }
+
+/** The largest test losses of a run. @type {(run: Context["front"]) => number[]} */
+const testPeaks = (run) => (run?.tests ?? []).map(({ losses }) => losses.reduce((a, b) => Math.max(a, b), 0));
 
 /** The last level of a path drawn on to the edge. @type {(d: string, right: number) => string} */
 const extended = (d, right) => (d ? `${d}H${right}` : "");

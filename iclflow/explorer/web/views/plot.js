@@ -1,6 +1,6 @@
 // A plot over training time: sheet, axes, lines and the cursor that all plots share.
 
-import { count, LEFT, timeScale } from "./context.js";
+import { clockName, count, LEFT, timeScale } from "./context.js";
 import { keep, line, number, scale, set, svg, ticks } from "./svg.js";
 
 /** @typedef {import("./context.js").Context} Context */
@@ -40,7 +40,7 @@ export class TimePlot {
     for (const value of ticks(y, 4))
       grid.push(svg("text", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, number(value)));
     grid.push(svg("line", { x1: x.range[0], x2: x.range[1], y1: HEIGHT - 38, y2: HEIGHT - 38 }));
-    grid.push(svg("text", { class: "label", x: x.range[1], y: HEIGHT - 4, "text-anchor": "end" }, "training time t/τ"));
+    grid.push(svg("text", { class: "label", x: x.range[1], y: HEIGHT - 4, "text-anchor": "end" }, clockName(context)));
     this.grid.replaceChildren(...grid, ...more(x, y));
     return { x, y };
   }

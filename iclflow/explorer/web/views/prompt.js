@@ -1,8 +1,10 @@
 // One prompt, along each component and as answers: what the context says, the true slope, and the slope the model uses.
 
-import { correlation, drawPrompt } from "../kernel/prompts.js";
+import { allBlocks } from "../kernel/blocks.js";
+import { fixedTask } from "../kernel/mixture.js";
+import { correlation, drawPrompt, tokenMoments } from "../kernel/prompts.js";
 import { basisOf } from "../kernel/start.js";
-import { algorithm, colour, component, count, isLinear, matrixAt, textColour } from "./context.js";
+import { algorithm, colour, component, count, isLinear, isMap, matrixAt, textColour, weightsAt } from "./context.js";
 import { html, keep, number, scale, set, svg, ticks } from "./svg.js";
 
 /** @typedef {import("./context.js").Context} Context */
@@ -51,7 +53,11 @@ export class PromptView {
     const side = Math.min(200, (width - 8 * (columns - 1)) / columns),
       below = Math.ceil(size / columns) * (side + 8);
     set(this.sheet, { width, height: below + BELOW, viewBox: `0 0 ${width} ${below + BELOW}` });
-    const prompt = (this.prompt = drawPrompt(settings, basisOf(settings), settings.data_seed, this.number));
+    // With a fixed task every second prompt has it.
+    const fixed = front.setup.shape.full && this.number % 2 ? fixedTask(settings) : null;
+    const prompt = drawPrompt(settings, basisOf(settings), settings.data_seed, this.number, fixed);
+    this.prompt = prompt;
+    this.whose = front.setup.shape.full ? (fixed ? "The task is the fixed one. " : "The task is a drawn one. ") : "";
     this.beta = correlation(prompt, size);
     this.half = side / 2;
     this.scaleX = spectrum.map((l) => side / 2 / (2.9 * Math.sqrt(l)));
@@ -103,8 +109,9 @@ export class PromptView {
     const { prompt, beta } = this;
     if (!prompt || !beta) return;
     const query = prompt.inputs.subarray(settings.context * beta.length);
-    const answers = [0];
-    for (const d of modes.order) answers.push(answers[answers.length - 1] + beta[d] * modes.m[d] * query[d]);
+    const steps = [0];
+    for (const d of modes.order) steps.push(steps[steps.length - 1] + beta[d] * modes.m[d] * query[d]);
+    const answers = isMap(setup) ? steps : [0, steps[steps.length - 1]];
     const low = Math.min(...answers, prompt.target, 0),
       high = Math.max(...answers, prompt.target, 0),
       room = 0.15 * (high - low) + 0.05;
@@ -113,7 +120,7 @@ export class PromptView {
     this.top = top + 40;
     const y = this.top;
     /** @type {{at: number, text: string, d: number | undefined}[]} */
-    const marks = answers.map((answer, m) => ({ at: answer, text: algorithm(m, setup), d: modes.order[m - 1] }));
+    const marks = answers.map((answer, m) => ({ at: answer, text: who(m, setup), d: modes.order[m - 1] }));
     const parts = [svg("line", { x1: 30, x2: this.width - 30, y1: y, y2: y })];
     for (const t of ticks(x, this.width < 420 ? 3 : 6))
       parts.push(svg("text", { x: x(t), y: y + 18, "text-anchor": "middle" }, number(t)));
@@ -136,13 +143,12 @@ export class PromptView {
     const { prompt, beta, x } = this;
     if (!front || !prompt || !beta || !x || !applies(front.setup) || index >= front.times.length) return;
     if (this.panels.childElementCount !== front.setup.settings.spectrum.length) return;
-    const { modes, settings } = front.setup,
+    const { settings } = front.setup,
       size = beta.length,
-      M = matrixAt(front, index);
+      slopes = this.#slopes(front, index);
     let said = 0;
     [...this.panels.children].forEach((panel, d) => {
-      let slope = 0;
-      for (let a = 0; a < size; a++) slope += beta[a] * M[a * modes.size + d];
+      const slope = slopes[d];
       said += slope * prompt.inputs[settings.context * size + d];
       set(/** @type {SVGElement} */ (panel.querySelector(".slope")), { d: this.#slope(d, slope) });
     });
@@ -151,22 +157,47 @@ export class PromptView {
     const fixed = (/** @type {number} */ value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(2);
     const best = this.answers?.[this.answers.length - 1] ?? 0;
     const words = `; least squares as linear attention does it (16) ${fixed(best)}; the truth ${fixed(prompt.target)}.`;
-    this.words.replaceChildren("Asked for a new input, it answers ", html("b", {}, fixed(said)), words);
+    this.words.replaceChildren(
+      this.whose ?? "",
+      "Asked for a new input, it answers ",
+      html("b", {}, fixed(said)),
+      words,
+    );
     this.said = said;
     set(this.sheet, {
       "aria-label": `A prompt along ${size} components: the model answers ${fixed(said)}, the truth is ${fixed(prompt.target)}`,
     });
   }
 
+  /** The slope that the model uses along each component: Mᵀβ, or Σ W_ab S_ab where every block is trained. @param {import("./context.js").Run} front @param {number} index */
+  #slopes(front, index) {
+    const { prompt, beta } = this,
+      { shape } = front.setup;
+    const size = beta?.length ?? 0,
+      slopes = new Float64Array(size);
+    if (!prompt || !beta) return slopes;
+    if (!shape.full) {
+      const M = matrixAt(front, index);
+      return slopes.map((_, d) => beta.reduce((sum, b, a) => sum + b * M[a * shape.size + d], 0));
+    }
+    const S = tokenMoments(prompt, size),
+      W = new Float64Array(S.length * size);
+    allBlocks(shape, size).weigh(weightsAt(front, index), W);
+    return slopes.map((_, d) => S.reduce((sum, s, k) => sum + s * W[k * size + d], 0));
+  }
+
   /** Who answers what. @param {Context} context @returns {import("./context.js").Table} */
   table({ setup }) {
-    const rows = (this.answers ?? []).map((answer, m) => [algorithm(m, setup), answer]);
+    const rows = (this.answers ?? []).map((answer, m) => [who(m, setup), answer]);
     return {
       columns: ["who", "answer"],
       rows: [...rows, ["model", this.said ?? NaN], ["truth", this.prompt?.target ?? NaN]],
     };
   }
 }
+
+/** Who gives answer m. @type {(m: number, setup: import("./context.js").Setup) => string} */
+const who = (m, setup) => (isMap(setup) ? algorithm(m, setup) : m === 0 ? "zero" : "least squares");
 
 /** One output and a linear map: what the view is about. @type {(setup: import("./context.js").Setup) => boolean} */
 const applies = (setup) => isLinear(setup) && setup.shape.kind !== "transformer";

@@ -2,7 +2,7 @@
 
 import { freshId, set, svg } from "./svg.js";
 import { distances } from "../kernel/task.js";
-import { LEFT, algorithm, colour, count, isLinear, matrixAt, timeScale } from "./context.js";
+import { LEFT, algorithm, colour, count, isMap, matrixAt, timeScale } from "./context.js";
 
 /** @typedef {import("./context.js").Context} Context */
 
@@ -39,7 +39,7 @@ export class StripView {
     set(this.sheet, { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}` });
     const x = (this.x = timeScale(context, width));
     this.distances =
-      front && isLinear(front.setup) && front.setup.shape.kind !== "transformer"
+      front && isMap(front.setup)
         ? Array.from(front.times, (_, i) => distances(front.setup.modes, matrixAt(front, i)))
         : [];
     if (!front) return;
