@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # mkdocs-material's notice about other programs would hide real warnings.
 export NO_MKDOCS_2_WARNING := 1
 # A file's tests stay in one process, where its compiled functions are.
-JOBS ?= 2
+export JOBS ?= 2
 # One thread a process for small matrices: two of them on two busy cores wait for each other.
 export OPENBLAS_NUM_THREADS := 1
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 25
@@ -56,7 +56,7 @@ docs: $(VENV)/.all
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) $(VENV)-lowest site report build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest site report report-quick build dist .pytest_cache .ruff_cache .hypothesis
 	find iclflow tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

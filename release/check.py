@@ -21,7 +21,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-NOT_SHIPPED = re.compile(r"__pycache__|\.pyc$|(^|/)\.(venv|ruff|pytest|hypothesis)|^(site|report)/")
+NOT_SHIPPED = re.compile(r"__pycache__|\.pyc$|(^|/)\.(venv|ruff|pytest|hypo)|^(site|report)[-/]")
 
 
 def run(*command: object, **options: object) -> None:
@@ -102,7 +102,8 @@ def run_tests(wheel: Path, folder: Path, tests: list[str]) -> None:
     where = "import iclflow, sys; assert iclflow.__file__.startswith(sys.prefix), iclflow.__file__"
     run(python, "-c", where, cwd=away, env=environment)
     kept = [name for name in tests if (away / name).exists()]
-    run(python, "-m", "pytest", "-q", *kept, cwd=away, env=environment)
+    jobs = ("-n", os.environ.get("JOBS", "2"), "--dist", "loadfile", "--no-loadscope-reorder")
+    run(python, "-m", "pytest", "-q", *jobs, *kept, cwd=away, env=environment)
 
 
 def main(tests: list[str]) -> None:

@@ -21,6 +21,7 @@ from iclflow.bench.measure import measure
 from iclflow.bench.operations import count, step_operations
 from iclflow.dynamics import Descent
 from iclflow.losses import Sequences
+from iclflow.plots.bench import history_figure
 from iclflow.runs.simulate import simulate
 
 SMALL = {"D": 3, "H": 2, "P": 6, "N": 5}
@@ -216,6 +217,30 @@ def test_the_shell_shows_writes_and_draws(said, measured, tmp_path):
     assert "literal merged P=4" in drawn
 
 
+def test_a_history_is_of_one_machine_and_in_order(said, measured, tmp_path):
+    for number, name in enumerate(("late.json", "early.json", "other.json")):
+        found = json.loads(json.dumps(measured))
+        found["date"] = f"{2027 - number}-03-01T00:00:00+00:00"
+        found["machine"]["load_before"] = 100.0 * number
+        found["machine"]["cores"] += number // 2
+        (tmp_path / name).write_text(json.dumps(found))
+    code, out, err, _ = said("--from", "late.json", "early.json", "--history", "years.svg")
+    assert (code, err) == (0, "")
+    assert out.endswith("wrote years.svg\n")
+    early, late = (read(tmp_path / name) for name in ("early.json", "late.json"))
+    speeds, ratios = history_figure([late, early]).axes
+    [line, _, _, literal, *_] = speeds.lines
+    for row, drawn in zip(measured["rows"], (line, literal), strict=True):
+        assert list(drawn.get_ydata()) == [row["steps_per_second"]] * 2
+        assert [f"{date:%Y}" for date in drawn.get_xdata()] == ["2026", "2027"]
+    assert [point.get_markerfacecolor() == "white" for point in speeds.lines[1:3]] == [True, False]
+    assert list(ratios.lines[0].get_ydata()) == [measured["rows"][0]["over_literal"]] * 2
+    complaint = said("--from", "early.json", "other.json", "--history", "bad.png")
+    assert complaint[0] == 2
+    assert "a history is of one machine" in complaint[2]
+    assert "several measurements" in said("--from", "late.json", "--history", "one.png")[2]
+
+
 def test_json_is_all_that_stdout_has(said, measured):
     code, out, _, precision = said("--json", "--single")
     assert code == 0
@@ -257,13 +282,15 @@ def test_an_interrupt_ends_it_cleanly(said, monkeypatch, tmp_path):
 
 def test_the_picture_of_the_documentation_is_of_the_measurements_beside_it():
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    [command] = re.findall(r"`iclflow (bench --from docs/[^`]+)`", page)
-    args = cli.build_parser("bench").parse_args(command.split())
-    assert set(args.files) == {
-        path.relative_to(ROOT) for path in (ROOT / "docs" / "assets").glob("bench-*.json")
-    }
-    assert (ROOT / args.plot).is_file()
-    for path in args.files:
-        found = read(ROOT / path)
+    commands = re.findall(r"`iclflow (bench --from docs/[^`]+)`", page)
+    drawn, history = (cli.build_parser("bench").parse_args(line.split()) for line in commands)
+    files = sorted((ROOT / "docs").glob("assets/bench/*.json"))
+    assert (ROOT / history.history).is_file()
+    assert sorted(ROOT.glob(str(history.files[0]))) == files
+    assert [ROOT / path for path in drawn.files] == files[-1:]
+    assert (ROOT / drawn.plot).is_file()
+    for path in files:
+        found = read(path)
         assert not found["quick"]
+        assert path.name.startswith(re.sub("T(..):(..).*", r"-\1\2", found["date"]))
         assert {row["level"] for row in found["rows"]} >= {POPULATION, "moments", LITERAL}

@@ -99,6 +99,10 @@ def test_another_run_does_not_overwrite(tmp_path, capsys):
     line = refused(capsys, "simulate", *FAST, "--seed", 3, "--out", out)
     assert "something else" in line
     assert out.read_bytes() == before
+    code, said, err = call(capsys, "simulate", *FAST, "--out", out)
+    assert code == 0
+    assert "has this run already" in err
+    assert "wrote" not in said
 
 
 @pytest.mark.parametrize("model", ["merged", "separate", "mlp", "conv"])

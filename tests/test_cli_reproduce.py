@@ -64,11 +64,12 @@ def test_a_figure_that_fails_gives_exit_code_1(tmp_path, capsys, names):
     assert (tmp_path / "figures" / "small.pdf").is_file()
 
 
-def test_the_default_folder_is_report(tmp_path, monkeypatch, capsys):
+def test_each_scale_has_a_default_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert reproduce("small", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["index"] == "report/index.html"
-    assert (tmp_path / "report" / "index.html").is_file()
+    for folder, scale in (("report", []), ("report-quick", ["--quick"])):
+        assert reproduce("small", "--json", *scale) == 0
+        assert json.loads(capsys.readouterr().out)["index"] == f"{folder}/index.html"
+        assert (tmp_path / folder / "index.html").is_file()
 
 
 @pytest.mark.parametrize(

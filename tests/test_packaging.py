@@ -3,12 +3,14 @@
 import ast
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 import iclflow as icl
 from iclflow import cli
@@ -55,6 +57,31 @@ def imports(tree, inside=False):
                 yield str(name.value), inside
         function = isinstance(node, ast.FunctionDef | ast.Lambda)
         yield from imports(node, inside or function)
+
+
+def test_workflows_run_what_there_is():
+    files = {path.stem: path for path in (ROOT / ".github/workflows").glob("*.yml")}
+    jobs = {name: yaml.safe_load(path.read_text("utf-8"))["jobs"] for name, path in files.items()}
+    assert set(jobs["checks"]) == {"lint", "tests", "docs", "wheel", "lowest"}
+    least = PROJECT["requires-python"].removeprefix(">=")
+    assert jobs["checks"]["tests"]["strategy"]["matrix"]["python"] == [least, "3.13"]
+    steps = [step for file in jobs.values() for job in file.values() for step in job["steps"]]
+    used = {step["uses"] for step in steps if "uses" in step}
+    assert all(re.fullmatch(r"actions/(checkout|setup-python)@v\d+", name) for name in used)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), flags=re.M)
+    for words in (step["run"].split() for step in steps if "run" in step):
+        assert words[1] in targets if words[0] == "make" else words[1] == "-m", words
+    [newest] = re.findall(r'eager "\.\[(.+)\]"', files["newest"].read_text("utf-8"))
+    assert set(newest.split(",")) == set(PROJECT["optional-dependencies"])
+
+
+def test_issue_templates_are_forms():
+    for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"):
+        form = yaml.safe_load(path.read_text("utf-8"))
+        assert set(form) == {"name", "description", "body"}, path.name
+        for field in form["body"]:
+            assert field["type"] in ("input", "textarea")
+            assert field["attributes"]["label"]
 
 
 def test_extras_are_imported_only_where_they_are_used():

@@ -14,7 +14,7 @@ from iclflow import cli
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 LOOSE = [path for path in sorted(ROOT.glob("*.md")) if path.name != "CHANGELOG.md"]
-PAGES = [*LOOSE, *DOCS]
+PAGES = [*LOOSE, *DOCS, *sorted((ROOT / ".github").rglob("*.md"))]
 EXAMPLES = [path.stem for path in (ROOT / "examples").glob("*.py")]
 MADE = {  # when the site is built
     ROOT / "docs" / "explore.html",

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-PARTS = {"machine", "quick", "peak", "start", "sweep", "rows", "exponents", "seconds"}
+PARTS = {"date", "machine", "quick", "peak", "start", "sweep", "rows", "exponents", "seconds"}
 
 
 def read(path: Path | str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The measurement: one pass over peak, starts, table, sweep and lines, as plain values."""
 
+import datetime
 import functools
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ def measure(quick: bool = False, progress: Progress | None = None) -> dict[str, 
     - `progress(done, total)` counts trainings.
     """
     began, machine = time.perf_counter(), facts()
+    date = datetime.datetime.now(datetime.UTC)
     backend, least = machine["backend"], LEAST[quick]
     jobs, along = table(backend, quick), lines(backend, quick)
     points = {job for line in along for job in line.jobs()}
@@ -41,6 +43,7 @@ def measure(quick: bool = False, progress: Progress | None = None) -> dict[str, 
     starts = {name: tick(lambda n=name: start_seconds(n, 2 if quick else 5)) for name in STARTS}
     rows = [row for job in jobs for row in tick(lambda j=job: list(_rows(j, top, least)))]
     return {
+        "date": date.isoformat(timespec="seconds"),
         "machine": machine,
         "quick": quick,
         "peak": top,

@@ -17,6 +17,7 @@ EXAMPLES = """examples:
   iclflow bench --out machine.json --plot machine.png
   iclflow bench --single --json
   iclflow bench --from machine.json other.json --plot both.png
+  iclflow bench --from march.json may.json --history years.png
 """
 
 
@@ -30,6 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show these, measured before, instead",
     )  # fmt: skip
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw speeds and exponents")
+    parser.add_argument(
+        "--history", type=Path, metavar="FILE.png",
+        help="draw the speeds of --from, all of one machine, against their dates",
+    )  # fmt: skip
     add_force(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
@@ -42,21 +47,24 @@ def run(args: argparse.Namespace) -> int:
     for name in ("quick", "single", "out"):
         if args.files and getattr(args, name):
             raise ValueError(f"--{name} is for a new measurement; leave out --from, or --{name}")
+    if args.history is not None and len(args.files) < 2:
+        raise ValueError("--history needs several measurements; give them after --from")
     check_outputs(args, (".json",), args.files)
     found = [read(path) for path in args.files] or [_measured(args)]
     if args.out is not None:
         write_text(args.out, json.dumps(plain(found[0]), indent=1, allow_nan=False) + "\n")
-    if args.plot is not None:
-        from iclflow.plots.bench import bench_figure
-        from iclflow.results.pictures import save_figure
+    for path, name in ((args.plot, "bench_figure"), (args.history, "history_figure")):
+        if path is not None:
+            from iclflow.plots import bench
+            from iclflow.results.pictures import save_figure
 
-        save_figure(bench_figure(found), args.plot)
+            save_figure(getattr(bench, name)(found), path)
     if args.json:
         print_json(found[0] if len(found) == 1 else {"measurements": found})
         return 0
     for one in found:
         show(one)
-    for path in (args.out, args.plot):
+    for path in (args.out, args.plot, args.history):
         if path is not None:
             print(f"wrote {path}")
     return 0

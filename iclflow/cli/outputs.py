@@ -21,10 +21,10 @@ def check_outputs(
 ) -> None:
     """Refuse before any work what could not, or should not, be written after it.
 
-    `endings` are those that --out may have; --plot is a picture.
+    `endings` are those that --out may have; --plot and --history are pictures.
     """
     taken = {Path(path).resolve(): "is read" for path in inputs}
-    for name, allowed in (("out", endings), ("plot", PICTURES)):
+    for name, allowed in (("out", endings), ("plot", PICTURES), ("history", PICTURES)):
         path = getattr(args, name, None)
         if path is None:
             continue

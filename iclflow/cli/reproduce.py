@@ -28,8 +28,8 @@ EXAMPLES = f"""figures:
 examples:
   iclflow reproduce                      # everything, at paper scale, into report/index.html
   iclflow reproduce fig3 fig7 --out /tmp/staircase
-  iclflow reproduce all --quick          # smaller everywhere, to see that it works
-  iclflow reproduce nonlinear --quick    # small transformers, about a minute
+  iclflow reproduce all --quick          # smaller everywhere, into report-quick
+  iclflow reproduce nonlinear --quick    # small transformers, a minute or two
 """
 
 
@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "figures", nargs="*", metavar="FIGURE", help="names, all (default), or nonlinear"
     )
-    parser.add_argument("--out", type=Path, default=Path("report"), metavar="DIR")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="default: report, or report-quick with --quick"
+    )
     parser.add_argument("--quick", action="store_true", help="smaller: fewer sequences and seeds")
     parser.add_argument(
         "--jobs",
@@ -58,8 +60,9 @@ def run(args: argparse.Namespace) -> int:
     from iclflow.report.figures import choose
 
     figures = choose(args.figures)
+    out = args.out or Path("report-quick" if args.quick else "report")
     if not args.force:
-        figures = with_earlier(figures, args.out, args.quick)
+        figures = with_earlier(figures, out, args.quick)
     if args.quick and not any(figure.source.resumes for figure in figures):
         compile_sparingly()  # what trains for long is better optimised
     from iclflow.report.build import build  # after the names are known to be right: it is slow
@@ -67,10 +70,10 @@ def run(args: argparse.Namespace) -> int:
     jobs = min(args.jobs, os.cpu_count() or 1)
     try:
         with watching([figure.name for figure in figures], quiet=args.json) as watch:
-            report = build(figures, args.out, quick=args.quick, jobs=jobs, watch=watch)
+            report = build(figures, out, quick=args.quick, jobs=jobs, watch=watch)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"finished data are kept in {args.out}, the same command reuses them"
+            f"finished data are kept in {out}, the same command reuses them"
         ) from None
     if args.json:
         print_json(summary(report))

@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
         runs = finished(args.out, content_key(settings), force=args.force)
     with progress("sampling", quiet=args.json) as report:
         study = Study.of(settings, progress=report)
+    kept = runs is not None
     if runs is None:
         runs = train(study, args)
     try:
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(summary)
     else:
-        show(summary)
+        show(summary, ("plot",) if kept else ("out", "plot"))
     return exit_code(summary)
 
 
@@ -137,8 +138,8 @@ def draw(study: Any, runs: Any, theory: Any, path: Path) -> None:
     save_figure(loss_figure(runs, levels=study.levels(), theory=curves, title=title), path)
 
 
-def show(summary: dict[str, Any]) -> None:
-    """The summary as a table on stdout."""
+def show(summary: dict[str, Any], wrote: tuple[str, ...]) -> None:
+    """The summary as a table on stdout, and the files that were written."""
     from rich.console import Console
     from rich.table import Table
 
@@ -181,7 +182,7 @@ def show(summary: dict[str, Any]) -> None:
         )
     if summary["needed_steps"] is not None and summary["needed_steps"] > summary["steps"]:
         console.print(f"theory: the last drop needs --steps {summary['needed_steps']}")
-    for what in ("out", "plot"):
+    for what in wrote:
         if summary[what]:
             console.print(f"wrote {summary[what]}", markup=False, soft_wrap=True)
     console.print(f"{summary['seconds']:.1f} s")
