@@ -62,11 +62,20 @@ def _rows(blocks: np.ndarray) -> np.ndarray:
 def _compiled(source: str) -> Any:
     import numba
 
+    _allow_vectors()
     space: dict[str, Any] = {"np": np, "nan": np.nan, "inf": np.inf}
     exec(source, space)  # written by `_source`, from numbers and operators alone
     # Contracted products and sums only: NaN and infinity keep their meaning.
     options = {"nogil": True, "fastmath": {"contract", "nsz"}, "error_model": "numpy"}
     return numba.njit(**options)(space["loop"])
+
+
+@functools.cache
+def _allow_vectors() -> None:
+    """Let LLVM compare all addresses of a loop: of more than about 60 numbers it gives up else."""
+    import llvmlite.binding as llvm
+
+    llvm.set_option("", "-memory-check-merge-threshold=100000")
 
 
 class _Symbol:

@@ -15,9 +15,9 @@ from iclflow.runs.fused.program import Program, trace
 VMAP, NUMBA, PALLAS = "vmap", "Numba", "Pallas"
 WIDEST = {PALLAS: 128, NUMBA: 256}  # numbers a lane holds: beyond, registers and compilers give up
 SHARED = 1024  # numbers that all runs share, each a term of the program
-# Steps of all runs together that take as long under `vmap` as compiling a loop of 50 numbers;
-# the time of the compiler grows with the cube.
-WORTH = {PALLAS: 1e8, NUMBA: 1e8}
+# Steps of all runs together from which a loop of 50 numbers is worth compiling, and the power of
+# the numbers with which the time of the compiler grows.
+WORTH, GROWTH = {PALLAS: 1e8, NUMBA: 3e8}, {PALLAS: 3, NUMBA: 1}
 FASTER = 5.0  # than `vmap`, roughly
 OFFSETS = 2**31  # a kernel counts its numbers in 32 bits
 FEW = "too few runs and steps to be worth compiling a fused loop"
@@ -117,7 +117,7 @@ def why_not(
         return f"{program.width} numbers a run and {terms} shared are too many for a fused loop"
     if len(marks) * program.seen_count * runs >= OFFSETS:
         return "a fused loop records fewer than 2^31 numbers; record less, or at fewer steps"
-    return None if work >= WORTH[engine] * (program.width / 50) ** 3 else FEW
+    return None if work >= WORTH[engine] * (program.width / 50) ** GROWTH[engine] else FEW
 
 
 def _flat(array: Any, leaf: Any) -> Any:
