@@ -74,6 +74,7 @@ def test_padded_entries_have_the_scale_of_their_rank() -> None:
     np.testing.assert_allclose(keys.std(), 0.3 / (400 * 2 * 3) ** 0.5, rtol=0.05)
 
 
+@pytest.mark.slow
 def test_rank_rule(ranks: xr.Dataset) -> None:
     verdicts = {claim.id: claim.holds for claim in low_rank_claims.claims_fig9(ranks)}
     assert verdicts == {
@@ -81,6 +82,7 @@ def test_rank_rule(ranks: xr.Dataset) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_rank_rule_can_fail(ranks: xr.Dataset) -> None:
     """Drops at even distances have no conspicuous plateaus, wherever the levels are."""
     times = 500.0 * np.arange(1, 9)
@@ -110,6 +112,7 @@ def test_value_weights() -> None:
     assert isinstance(low_rank_plots.draw_fig8(data), Figure)
 
 
+@pytest.mark.slow
 def test_in_weight_then_in_context(portions: xr.Dataset) -> None:
     verdicts = {c.id: c.holds for c in in_weight_claims.claims_fig5(portions)}
     verdicts |= {c.id: c.holds for c in in_weight_claims.claims_fig10(portions)}
@@ -117,6 +120,7 @@ def test_in_weight_then_in_context(portions: xr.Dataset) -> None:
     assert all(verdicts.values())
 
 
+@pytest.mark.slow
 def test_order_of_learning_can_fail(portions: xr.Dataset) -> None:
     swapped = portions.rename(in_weight="in_context", in_context="in_weight")
     order = next(c for c in in_weight_claims.claims_fig5(swapped) if c.id == "fig5-order")
@@ -167,6 +171,7 @@ def test_softmax_drops() -> None:
     assert isinstance(softmax_plots.draw(data), Figure)
 
 
+@pytest.mark.slow
 def test_drawings(ranks: xr.Dataset, portions: xr.Dataset) -> None:
     figures = [
         low_rank_plots.draw_fig9(ranks),

@@ -116,6 +116,7 @@ def quick(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 def test_quick_claims(quick):
     settled = [
         *linear_transformer_claims.claims(quick[linear_transformer]),
@@ -125,6 +126,7 @@ def test_quick_claims(quick):
     assert {claim.id for claim in settled if not claim.holds} == REFUTED
 
 
+@pytest.mark.slow
 def test_figures(quick):
     for data, draws in (
         (quick[linear_transformer], (plots.draw_fig1, plots.draw_fig2)),
@@ -138,6 +140,7 @@ def test_figures(quick):
             assert isinstance(draw(data), Figure)
 
 
+@pytest.mark.slow
 def test_a_lost_bend_does_not_pass(quick):
     staged = quick[linear_transformer_stages]
     lost = staged.assign(baseline_bends=staged["baseline_bends"] * np.nan)

@@ -172,7 +172,6 @@ def test_moments_of_features_are_the_moments(monkeypatch):
     )
     assert float(moments.power) == pytest.approx(float(jnp.mean(features.target**2)), abs=1e-14)
     monkeypatch.setattr("iclflow.losses.moments.BLOCK", 7)
-    jax.clear_caches()
     blocked = Moments.sample(task, 50, KEY)
     np.testing.assert_allclose(blocked.second, phi.T @ phi / 150, atol=1e-14)
     np.testing.assert_array_equal(blocked.second, blocked.second.T)

@@ -64,7 +64,7 @@ def test_stable_far_beyond_the_explicit_limit():
 
 
 @pytest.mark.parametrize("rank", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("commuting", [True, False])
+@pytest.mark.parametrize("commuting", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_linear_system(rank, commuting):
     """W is 1 - wJ by automatic differentiation; its blocks are blocks of it, entry by entry."""
     root = np.random.default_rng(0).normal(size=(4, 4))

@@ -265,7 +265,13 @@ def test_arrays_have_the_axes_of_the_model_or_numbers():
     assert runs["square"].dims == ("seed", "time", "square_0", "square_1")
 
 
-@pytest.mark.parametrize("dynamics", [DESCENT, Flow()], ids=["descent", "flow"])
+@pytest.mark.parametrize(
+    "dynamics",
+    [
+        pytest.param(DESCENT, id="descent"),
+        pytest.param(Flow(), id="flow", marks=pytest.mark.slow),
+    ],
+)
 def test_a_store_goes_on_in_every_bit(dynamics, tmp_path, monkeypatch):
     """Interrupted after every few pieces, the run is the run that was not."""
     monkeypatch.setattr("iclflow.runs.store.SAVE_EVERY", 0.0)

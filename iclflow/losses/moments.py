@@ -65,13 +65,13 @@ class Moments(AbstractPromptLoss):
             for index, mask, done in part.chunks(
                 max(1, min(part.count, 16384, CHUNK_BYTES // row))
             ):
-                total = _added((part, map_, index, mask), total)
+                total = _added((part, map_, index, mask, BLOCK), total)
                 if progress is not None:
                     jax.block_until_ready(total)
                     progress(before + done, before + part.count)
             before, rows = before + part.count, rows + part.count * len(part.lengths)
         assert total is not None  # a set has prompts
-        return cls(*_means(jnp.asarray(rows), total), map_)
+        return cls(*_means((jnp.asarray(rows), BLOCK), total), map_)
 
     @classmethod
     def require_memory(
@@ -115,14 +115,16 @@ def _empty(prompts: AbstractPromptSet, map_: AbstractFeatureMap) -> Sums:
     return power, cross, second
 
 
-def _blocks(count: int) -> list[slice]:
-    return [slice(i, min(i + BLOCK, count)) for i in range(0, count, BLOCK)]
+def _blocks(count: int, rows: int) -> list[slice]:
+    return [slice(i, min(i + rows, count)) for i in range(0, count, rows)]
 
 
 @eqx.filter_jit(donate="all-except-first")  # the matrix is added to where it is
-def _added(given: tuple[AbstractPromptSet, AbstractFeatureMap, Array, Array], total: Sums) -> Sums:
+def _added(
+    given: tuple[AbstractPromptSet, AbstractFeatureMap, Array, Array, int], total: Sums
+) -> Sums:
     """|y|², y φ and the upper blocks of φφᵀ, summed over a chunk of prompts and their prefixes."""
-    prompts, map_, index, mask = given
+    prompts, map_, index, mask, block = given
     statistic, query, target = extract(prompts, map_, index)
     phi = jnp.einsum("pnk,pnc->pnkc", statistic, query)
     phi = phi.reshape(phi.shape[0] * phi.shape[1], -1)
@@ -130,17 +132,18 @@ def _added(given: tuple[AbstractPromptSet, AbstractFeatureMap, Array, Array], to
     keep = jnp.repeat(mask, target.shape[1])[:, None]
     phi, y = jnp.where(keep, phi, 0.0), jnp.where(keep, y, 0.0)
     power, cross, second = total
-    for rows in _blocks(phi.shape[1]):
+    for rows in _blocks(phi.shape[1], block):
         right = slice(rows.start, None)
         second = second.at[rows, right].add(phi[:, rows].T @ phi[:, right])
     return power + jnp.sum(y**2), cross + y.T @ phi, second
 
 
 @eqx.filter_jit(donate="all-except-first")
-def _means(rows: Int[Array, ""], total: Sums) -> Sums:
+def _means(given: tuple[Int[Array, ""], int], total: Sums) -> Sums:
     """Sums over so many rows as means, the lower blocks of the matrix from the upper ones."""
-    power, cross, second = jax.tree.map(lambda s: s / rows, total)
-    for block in _blocks(len(second)):
+    count, rows = given
+    power, cross, second = jax.tree.map(lambda s: s / count, total)
+    for block in _blocks(len(second), rows):
         below = slice(block.stop, None)
         second = second.at[below, block].set(second[block, below].T)
     return power, cross, second
