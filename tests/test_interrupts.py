@@ -58,10 +58,11 @@ def test_an_interrupt_in_an_import_waits_for_its_end(tmp_path, monkeypatch):
             wait_for_interrupt()
 
 
-def test_an_interrupt_while_jax_looks_for_devices_waits_for_its_end():
+@pytest.mark.parametrize("file", ["jax/_src/xla_bridge.py", "multiprocessing/popen_spawn_posix.py"])
+def test_an_interrupt_while_something_starts_waits_for_its_end(file):
     text = "def search(end):\n try:\n  end()\n except BaseException:\n  return 'lost'\n"
     space = {}
-    exec(compile(text, "/somewhere/jax/_src/xla_bridge.py", "exec"), space)
+    exec(compile(text, f"/somewhere/{file}", "exec"), space)
     with interruptible():
         assert space["search"](lambda: signal.raise_signal(signal.SIGINT)) is None
         with pytest.raises(KeyboardInterrupt):

@@ -12,8 +12,13 @@ from typing import Any, NoReturn
 
 EXIT = {signal.SIGINT: 130, signal.SIGTERM: 143}  # 128 + the signal, as shells have it
 AGAIN = 0.02  # seconds until an interrupt that came at a bad moment is tried once more
-# Who swallows what is raised in them: imports, and JAX's search for devices.
-DEAF = ("<frozen importlib._bootstrap>", "jax/_src/xla_bridge.py")
+# Who swallows what is raised in them: imports, and JAX's search for devices; or leaves a process
+# that it starts without what it is to do.
+DEAF = (
+    "<frozen importlib._bootstrap>",
+    "jax/_src/xla_bridge.py",
+    "multiprocessing/popen_spawn_posix.py",
+)
 
 
 class Interrupts:
@@ -28,9 +33,9 @@ class Interrupts:
         return EXIT[self.received or signal.SIGINT]
 
     def handle(self, number: int, frame: types.FrameType | None) -> None:
-        """Raise `KeyboardInterrupt`, but not in the midst of an import or of JAX's start.
+        """Raise `KeyboardInterrupt`, but not in the midst of an import, or of a start.
 
-        Both swallow whatever is raised while they look for others, or leave things half made.
+        They swallow whatever is raised while they look for others, or leave things half made.
         """
         self.received = signal.Signals(number)
         while frame is not None and not frame.f_code.co_filename.endswith(DEAF):
