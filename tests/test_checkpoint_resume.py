@@ -200,6 +200,7 @@ def test_a_finished_run_is_not_trained_again(whole):
 
 
 @pytest.mark.usefixtures("saving")
+@pytest.mark.slow
 def test_in_several_batches_it_goes_on_as_planned(tmp_path, whole, monkeypatch):
     """Also if more memory is free then; the runs are those of one batch."""
     three = run(seeds=3)

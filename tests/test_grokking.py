@@ -164,6 +164,7 @@ def test_small_preset_starts_where_it_did():
         np.testing.assert_allclose(found(at(models, seed)), wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_training_reproduces_and_resumes(tmp_path):
     first = grokking.run_preset(TINY, folder=tmp_path)
     done = []

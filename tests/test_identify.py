@@ -121,6 +121,7 @@ def test_components_of_equal_eigenvalues_may_be_any():
     assert found["distance"].sel(candidate="PCR-1").values[0] < 1e-7
 
 
+@pytest.mark.slow
 def test_components_that_a_task_covariance_reorders_are_named():
     """λ = (1, .5), task variances (1, 3): λ²s puts component 1 first, the size λs component 2."""
     task = Task([1.0, 0.5], 31, tasks=Normal(covariance=[1.0, 3.0]))

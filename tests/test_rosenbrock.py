@@ -63,8 +63,9 @@ def test_stable_far_beyond_the_explicit_limit():
     assert int(run.stats["num_steps"]) < 200
 
 
-@pytest.mark.parametrize("rank", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("commuting", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("commuting", [True, False])
 def test_linear_system(rank, commuting):
     """W is 1 - wJ by automatic differentiation; its blocks are blocks of it, entry by entry."""
     root = np.random.default_rng(0).normal(size=(4, 4))

@@ -34,8 +34,10 @@ def test_a_sweep_over_the_rate_is_a_vmap():
 
 @pytest.mark.parametrize(
     ("dynamics", "until"),
-    [(lambda: Descent(0.3), 60), (Flow, 30.0)],
-    ids=["descent", "flow"],
+    [
+        pytest.param(lambda: Descent(0.3), 60, id="descent"),
+        pytest.param(Flow, 30.0, id="flow", marks=pytest.mark.slow),
+    ],
 )
 def test_gradient_through_training(dynamics, until):
     """d(final loss)/d(init scale) against finite differences."""

@@ -219,6 +219,7 @@ def test_progress_reaches_the_end(monkeypatch):
     assert all(a[0] <= b[0] for a, b in itertools.pairwise(seen))
 
 
+@pytest.mark.slow
 def test_flow_and_adam():
     flow = sweep(LOSS, INIT, Flow(), until=20.0, seeds=2)
     one = simulate(LOSS, INIT(jax.random.key(1)), Flow(), until=20.0)
