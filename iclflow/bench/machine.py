@@ -14,6 +14,7 @@ import numpy as np
 import iclflow
 from iclflow.bench.timing import best_seconds, step_seconds
 from iclflow.results.provenance import PACKAGE
+from iclflow.runs.compiling import cores
 
 # Name -> a program whose start is timed, in a process of its own.
 STARTS = {
@@ -33,7 +34,7 @@ def facts() -> dict[str, Any]:
     return {
         "backend": jax.default_backend(),
         "device": processor() if device.platform == "cpu" else device.device_kind,
-        "cores": available_cores(),
+        "cores": cores(),
         "processor": processor(),
         "precision": "single" if single else "double",
         "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
@@ -44,11 +45,6 @@ def facts() -> dict[str, Any]:
         "jax": jax.__version__,
         "numpy": np.__version__,
     }
-
-
-def available_cores() -> int:
-    """Those this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor() -> str:

@@ -15,9 +15,11 @@ OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDU
 
 
 def cores() -> int:
-    """The cores that this process may use: `NPROC`, which XLA goes by too, or all."""
-    given = os.environ.get("NPROC", "")
-    return int(given) if given.isdecimal() and int(given) > 0 else os.cpu_count() or 1
+    """The cores that this process may use: `NPROC`, which XLA goes by too, or those it is given."""
+    said = os.environ.get("NPROC", "")
+    if said.isdecimal() and int(said) > 0:
+        return int(said)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_plain_loops(function: Callable[..., Any]) -> Callable[..., Any]:
