@@ -187,6 +187,13 @@ def test_processes_do_the_same_and_one_may_die(tmp_path):
     assert {name for name, done, found in seen if found is None and done == 0.0} == {"a", "b", "c"}
 
 
+def test_processes_share_the_cores(tmp_path, monkeypatch):
+    monkeypatch.setenv("NPROC", "7")
+    figures = [small.figure("a", compute=small.HERE.compute_cores), small.figure("b")]
+    report = build(figures, tmp_path, jobs=2)
+    assert report.outcomes["a"].attributes["cores"] == "3"
+
+
 @pytest.mark.parametrize(
     ("waiting", "last", "elsewhere", "chosen"),
     [

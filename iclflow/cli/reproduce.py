@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or Path("report-quick" if args.quick else "report")
     if not args.force:
         figures = with_earlier(figures, out, args.quick)
-    if args.quick and not any(figure.source.resumes for figure in figures):
-        compile_sparingly()  # what trains for long is better optimised
+    if not any(figure.source.resumes for figure in figures):  # these train for hours
+        compile_sparingly(0 if args.quick else 1)
     from iclflow.report.build import build  # after the names are known to be right: it is slow
 
     jobs = min(args.jobs, os.cpu_count() or 1)

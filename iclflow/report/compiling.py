@@ -1,18 +1,21 @@
-"""How a process compiles: in the quick form that is most of the time."""
+"""How a process compiles: in a report that is most of the time, or nearly half at paper scale."""
 
 import os
 from importlib.metadata import version
 
 
-def compile_sparingly() -> None:
+def compile_sparingly(level: int = 0) -> None:
     """Let this process compile faster, to slower programs; before JAX is first used.
 
     Results agree to rounding. The user's `XLA_FLAGS` come last, and so win.
+
+    - `level`: of LLVM's optimisation, 0 to 3; at 1 long loops still run nearly as fast as at 3.
     """
-    # `reproduce all --quick` takes 105 s of processor time with these flags and 196 s without
-    # (2 cores, `time`).
-    flags = ["--xla_backend_optimization_level=0"]
-    # XLA ends the process at a flag that it does not know, as 0.11 does with this one.
+    # Compiling takes about 120 s of the processor time of `reproduce all` without these flags, 40 s
+    # at level 1; `reproduce all --quick` takes 105 s with them and 196 s without (2 cores).
+    flags = [f"--xla_backend_optimization_level={level}"]
+    # XLA ends the process at a flag that it does not know, as 0.11 does with the first of these.
     if version("jaxlib").startswith("0.10."):
         flags.append("--xla_cpu_use_fusion_emitters=false")
+        flags.append("--xla_cpu_parallel_codegen_split_count=1")  # each part has all declarations
     os.environ["XLA_FLAGS"] = " ".join([*flags, os.environ.get("XLA_FLAGS", "")]).strip()

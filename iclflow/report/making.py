@@ -85,7 +85,7 @@ def _draw(
         if quick:
             _draft(picture)
         else:
-            drawn.set_layout_engine("none")  # laid out once, the same in both
+            drawn.set_layout_engine(None)  # laid out once, the same in both
             save_figure(drawn, picture.with_suffix(".pdf"))
     except Exception as failure:
         status, error = "failed", reason(failure)

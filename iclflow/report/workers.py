@@ -4,6 +4,7 @@ The science is imported where it runs: the processes are then under way while th
 more to do than to wait.
 """
 
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -77,7 +78,7 @@ def _in_processes(
 
     def start() -> None:
         here, there = context.Pipe()
-        process = context.Process(target=_serve, args=(there, out, quick), daemon=True)
+        process = context.Process(target=_serve, args=(there, out, quick, jobs), daemon=True)
         with unheard():
             process.start()
         there.close()
@@ -134,13 +135,19 @@ def next_work(waiting: Sequence[str], last: str | None, elsewhere: Sequence[str]
     return min(ranked)[-1]
 
 
-def _serve(connection: Connection, out: Path, quick: bool) -> None:
-    """A worker: experiments in, fractions done and outcomes out."""
+def _serve(connection: Connection, out: Path, quick: bool, jobs: int) -> None:
+    """A worker, one of `jobs`: experiments in, fractions done and outcomes out."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several to one GPU
     import jax
 
     from iclflow.report.making import make
+    from iclflow.runs.compiling import cores
 
+    os.environ["NPROC"] = str(max(1, cores() // jobs))  # more threads of XLA would only wait
+    # Tracing a program makes millions of objects beside those of the libraries, all of which stay:
+    # looking for garbage among them as often as usual takes a twentieth of the time.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     jax.config.update("jax_enable_x64", True)
     while (figures := connection.recv()) is not None:

@@ -6,7 +6,7 @@ from iclflow.experiments.entry import Figure, Folder, Live
 
 _HERE = Folder(__name__)
 _SOURCE_FIG4 = _HERE.source("_fig4")
-_SOURCE_FIG8 = _HERE.source("_fig8")
+_SOURCE_FIG8 = _HERE.source("_fig8", shares="four_inputs")
 _SOURCE_FIG9 = _HERE.source("_fig9")
 _LIVE = Live("loss", levels="levels", time="clock", panels="rank", title="R = ", runs="seed")
 
