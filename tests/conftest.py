@@ -1,5 +1,6 @@
 """Strict JAX, double precision and runtime shape checks for the whole package."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -45,6 +46,13 @@ LONG = ("test_scorecard", "test_sweep_cluster", "test_explorer_browser", "test_s
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long files first."""
     items.sort(key=lambda item: item.path.stem not in LONG)
+
+
+def pytest_collection_finish() -> None:
+    """The collector of cycles has no need to look at all that was imported, again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 MAPS = 20_000  # Linux gives a process 65,530 memory maps; where they run out the compiler crashes

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
-from theory_tasks import key, random_covariance, random_task, tasks
+from theory_tasks import NAMES, key, random_covariance, random_task, tasks
 
 from iclflow.losses import Population
 from iclflow.models import Merged, Separate
@@ -28,7 +28,6 @@ from iclflow.theory import (
 )
 
 TOLERANCE = 1e-10
-NAMES = list(tasks())
 
 
 def close(a, b, tolerance=TOLERANCE):
