@@ -16,6 +16,8 @@ export NO_MKDOCS_2_WARNING := 1
 export JOBS ?= 2
 # One thread a process for small matrices: two of them on two busy cores wait for each other.
 export OPENBLAS_NUM_THREADS := 1
+# Compiled modules are kept: dozens of processes import the package.
+export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 25
 
 # Between them these use every dependency.

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from theory_tasks import NAMES, key, named_or_random, random_task, tasks
+from theory_tasks import NAMES, key, named_or_random, random_task, seeds, tasks
 
 from iclflow.losses import Population
 from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate
@@ -25,7 +25,7 @@ from iclflow.theory import (
     saddle_path,
 )
 
-ALL = pytest.mark.parametrize("task", [*NAMES, *range(6)], indirect=True)
+ALL = pytest.mark.parametrize("task", [*NAMES, *seeds(3, 6)], indirect=True)
 
 
 @pytest.fixture

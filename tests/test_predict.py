@@ -41,9 +41,9 @@ def merged(task=LINEAR, scale=1e-2, **options):
     ("engine", "task", "start", "network", "tolerance"),
     [
         (Stairs, WHITE, separate, None, 1e-3),
-        (Stairs, WHITE, separate, ConvNet, 1e-3),
+        pytest.param(Stairs, WHITE, separate, ConvNet, 1e-3, marks=pytest.mark.slow),
         (OneDrop, LINEAR, merged, None, 1e-3),
-        (OneDrop, LINEAR, merged, MLP, 1e-3),
+        pytest.param(OneDrop, LINEAR, merged, MLP, 1e-3, marks=pytest.mark.slow),
         (Logistic, WHITE, merged, None, 1e-4),
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import scipy.optimize
-from theory_tasks import NAMES, named_or_random, random_covariance, tasks
+from theory_tasks import NAMES, named_or_random, random_covariance, seeds, tasks
 
 from iclflow.losses import Population
 from iclflow.tasks.task import ContextLabels, Task
@@ -26,7 +26,7 @@ from iclflow.theory import (
 )
 
 NON_COMMUTING = ("non-commuting", "non-commuting rotated", "task mean", "in weight")
-ALL = pytest.mark.parametrize("task", [*NAMES, *range(12)], indirect=True)
+ALL = pytest.mark.parametrize("task", [*NAMES, *seeds(3, 12)], indirect=True)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import numpy as np
+import pytest
 
 from iclflow.tasks.inputs import Rademacher, StudentT
 from iclflow.tasks.prompt import Normaliser
@@ -76,6 +77,11 @@ def random_task(seed: int) -> Task:
         tasks=Normal(covariance=covariance),
         label_noise=float(rng.choice([0.0, 0.7])),
     )
+
+
+def seeds(few: int, many: int) -> list:
+    """Seeds of random tasks: a few, and in `make test-all` many."""
+    return [pytest.param(n, marks=[pytest.mark.slow] if n >= few else []) for n in range(many)]
 
 
 def named_or_random(which: str | int) -> Task:
