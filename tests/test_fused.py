@@ -50,7 +50,7 @@ def by_numbers(loss, init, dynamics, steps, seeds):
             values.append(constants(array))
     for step in range(steps):
         values[program.clock] = constants(step)
-        values = program.after(values, VECTORS)
+        _, values = program.after(values, VECTORS)
     return program.seen(values, VECTORS)[0].value
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend import core
 
 from iclflow.runs.fused.engine import Fused
-from iclflow.runs.fused.numbers import Arithmetic
+from iclflow.runs.fused.numbers import Arithmetic, Table
 from iclflow.runs.fused.program import numbers_of
 from iclflow.runs.fused.rules import live
 
@@ -89,7 +89,15 @@ COUNTING = Arithmetic(
     sqrt=lambda x: x._operation(),
     power=lambda x, y: _any(x, y)._operation(),
     cast=lambda x, dtype: x,
+    multiply=lambda table, numbers: [_sum(numbers) for _ in range(table.shape[1])],
 )
+
+
+def _sum(numbers: list[Any]) -> _Counted:
+    """A product with a column of a table: two operations a number, were it zero or not."""
+    found = _any(*numbers)
+    found.done[0] += 2 * len(numbers)
+    return found
 
 
 def fused_operations(fused: Fused, parts: tuple[Any, Any, Any], record: dict[str, Any]) -> int:
@@ -97,10 +105,13 @@ def fused_operations(fused: Fused, parts: tuple[Any, Any, Any], record: dict[str
     program, done = fused.program(parts, record), [0]
     number = functools.partial(_Counted, done)
     values: list[Any] = []
-    for leaf, zeros in zip(program.leaves, fused.zeros(parts, record), strict=True):
+    for i, (leaf, zeros) in enumerate(zip(program.leaves, fused.zeros(parts, record), strict=True)):
+        if leaf.table:
+            values.append(Table(i, leaf.shape))
+            continue
         empty = np.frombuffer(zeros, bool) if zeros else np.zeros(leaf.size, bool)
         values.append(numbers_of([0.0 if e else number() for e in empty], leaf.shape))
-    for array in program.after(values, COUNTING):
-        for entry in array.ravel():
-            entry.value  # noqa: B018, products are computed where they are asked for
+    well, after = program.after(values, COUNTING)
+    for entry in [well, *(entry for i in program.carried for entry in after[i].ravel())]:
+        entry.value  # noqa: B018, products are computed where they are asked for
     return done[0]

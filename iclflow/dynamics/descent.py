@@ -28,7 +28,13 @@ class Run(eqx.Module):
     key: PRNGKeyArray
     bound: Float[Array, ""]
     result: RESULTS
-    stopped: Int[Array, ""]
+    failed: Int[Array, ""]  # the last step that went well, of a run that has failed
+
+    def stop(self, fails: Bool[Array, ""], step: Int[Array, ""]) -> "Run":
+        """The same, where it `fails` after so many steps, as failed."""
+        result = RESULTS.where(fails, RESULTS.diverged, self.result)
+        failed = jnp.where(fails, step, self.failed)
+        return eqx.tree_at(lambda r: (r.result, r.failed), self, (result, failed))
 
 
 class DescentState(eqx.Module):
@@ -55,7 +61,12 @@ class DescentState(eqx.Module):
     @property
     def stopped(self) -> Int[Array, "*runs"]:
         """The last step that was computed."""
-        return self.run.stopped
+        return jnp.where(self.running, self.step, self.run.failed)
+
+    @property
+    def running(self) -> Bool[Array, "*runs"]:
+        """Whether the run goes on."""
+        return self.run.result == RESULTS.finished
 
 
 class Descent(AbstractDynamics):
@@ -117,7 +128,7 @@ class Descent(AbstractDynamics):
             key=key,
             bound=EXPLODED * (1 + jnp.abs(first)),
             result=RESULTS.where(jnp.isfinite(first), RESULTS.finished, RESULTS.not_a_number),
-            stopped=jnp.zeros((), int),
+            failed=jnp.zeros((), int),
         )
         return DescentState(run, jnp.zeros((), int))
 
@@ -145,25 +156,22 @@ class Descent(AbstractDynamics):
             step=marks,
             record=values,
             result=state.run.result,
-            stopped=state.run.stopped,
+            stopped=state.stopped,
             state=state,
         )
 
     def update(self, loss: AbstractLoss, state: DescentState) -> DescentState:
-        """One step further."""
-        return DescentState(self._step(loss, state.run, state.step), state.step + 1)
+        """One step further; a run that has failed stays where it was."""
+        well, after = self.attempt(loss, state)
+        run = _select(state.running & well, after.run, state.run)
+        return DescentState(run.stop(state.running & ~well, state.step), after.step)
 
-    def look(
-        self, loss: AbstractLoss, state: DescentState, record: dict[str, Recorder]
-    ) -> dict[str, Any]:
-        """What is recorded of a state; NaN of a run that has failed."""
-        alive = state.run.result == RESULTS.finished
-        values = {name: f(state.model, loss) for name, f in record.items()}
-        return jax.tree.map(lambda a: jnp.where(alive, a, jnp.nan), values)
-
-    def _step(self, loss: AbstractLoss, run: Run, step: Int[Array, ""]) -> Run:
-        """One update; a run that has failed stays where it was."""
-        batch = loss.draw(jax.random.fold_in(run.key, step))
+    def attempt(
+        self, loss: AbstractLoss, state: DescentState
+    ) -> tuple[Bool[Array, ""], DescentState]:
+        """Whether a step goes well, and the state after it if it does."""
+        run = state.run
+        batch = loss.draw(jax.random.fold_in(run.key, state.step))
         value, gradient = eqx.filter_value_and_grad(lambda m: batch(m))(run.model)
         transformation = self.optimiser.transformation(self.rate)
         updates, optimiser = transformation.update(
@@ -172,17 +180,17 @@ class Descent(AbstractDynamics):
         # A rate in double precision must not lift weights in single precision out of it.
         updates = jax.tree.map(lambda u, g: u.astype(g.dtype), updates, gradient)
         model = eqx.apply_updates(run.model, updates)
-        running = run.result == RESULTS.finished
-        healthy = running & (value < run.bound)  # False for NaN too
-        return Run(
-            model=_select(healthy, model, run.model),
-            optimiser=_select(healthy, optimiser, run.optimiser),
-            key=run.key,
-            bound=run.bound,
-            result=RESULTS.where(running & ~healthy, RESULTS.diverged, run.result),
-            stopped=jnp.where(healthy, step + 1, run.stopped),
-        )
+        after = eqx.tree_at(lambda r: (r.model, r.optimiser), run, (model, optimiser))
+        return value < run.bound, DescentState(after, state.step + 1)  # False for NaN too
+
+    def look(
+        self, loss: AbstractLoss, state: DescentState, record: dict[str, Recorder]
+    ) -> dict[str, Any]:
+        """What is recorded of a state; NaN of a run that has failed."""
+        values = {name: f(state.model, loss) for name, f in record.items()}
+        return jax.tree.map(lambda a: jnp.where(state.running, a, jnp.nan), values)
 
 
 def _select(condition: Bool[Array, ""], new: Any, old: Any) -> Any:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b) if eqx.is_array(a) else a, new, old)
+    """`new` where the condition holds, else `old`; what did not change needs no test."""
+    return jax.tree.map(lambda a, b: a if a is b else jnp.where(condition, a, b), new, old)

@@ -9,17 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from iclflow.runs.fused import cpu
-from iclflow.runs.fused.program import Program, trace
+from iclflow.runs.fused import cpu, cuda
+from iclflow.runs.fused.program import TERMS, Program, trace
+from iclflow.runs.fused.tables import Room
 
-VMAP, NUMBA, PALLAS = "vmap", "Numba", "Pallas"
-WIDEST = {PALLAS: 128, NUMBA: 256}  # numbers a lane holds: beyond, registers and compilers give up
-SHARED = 1024  # numbers that all runs share, each a term of the program
+VMAP, NUMBA, PALLAS, CUDA = "vmap", "Numba", "Pallas", "CUDA"
+WIDEST = {
+    PALLAS: 128,
+    NUMBA: 256,
+    CUDA: 256,
+}  # numbers a lane holds: beyond, registers and compilers give up
 # Steps of all runs together from which a loop of 50 numbers is worth compiling, and the power of
 # the numbers with which the time of the compiler grows.
-WORTH, GROWTH = {PALLAS: 1e8, NUMBA: 3e8}, {PALLAS: 3, NUMBA: 1}
+WORTH = {PALLAS: 1e8, NUMBA: 3e8, CUDA: 1e8}
+GROWTH = {PALLAS: 3, NUMBA: 1, CUDA: 1}
 FASTER = 5.0  # than `vmap`, roughly
 OFFSETS = 2**31  # a kernel counts its numbers in 32 bits
+ROOM = 200 * 2**10  # bytes that a block of threads may share
 FEW = "too few runs and steps to be worth compiling a fused loop"
 
 
@@ -60,7 +66,7 @@ class Fused:
         """Of each array that all runs share, which numbers are zero: they need no arithmetic."""
         leaves = jax.tree.leaves(eqx.filter(parts, eqx.is_array))
         kinds = zip(leaves, self.program(parts, record).leaves, strict=True)
-        shared = [(a, f.used and not f.own and f.real) for a, f in kinds]
+        shared = [(a, f.used and not f.own and f.real and not f.table) for a, f in kinds]
         return tuple((np.asarray(a) == 0).tobytes() if known else b"" for a, known in shared)
 
     def advance(
@@ -69,26 +75,33 @@ class Fused:
         """All runs to the last mark, with what they record at the marks."""
         arrays, static = eqx.partition(parts, eqx.is_array)
         leaves, tree = jax.tree.flatten(arrays)
-        program = self.program(parts, record)
+        program, running = self.program(parts, record), parts[2].running
         zeros = self.zeros(parts, record)
-        if self.engine == PALLAS:
-            after, seen = on_gpu(parts, self.own, jnp.asarray(marks), record, zeros)
+        if self.engine == CUDA:
+            flat = flattened(parts, self.own, record)
+            after, seen, made = cuda.advance(program, flat, zeros, marks, running)
+        elif self.engine == PALLAS:
+            after, seen, made = on_gpu(parts, self.own, jnp.asarray(marks), record, zeros)
         else:
             flat = {i: _flat(np.asarray(leaves[i]), program.leaves[i]) for i in program.read}
-            after, seen = cpu.advance(program, flat, zeros, marks)
+            after, seen, made = cpu.advance(program, flat, zeros, marks, np.asarray(running))
         for index, values in zip(program.carried, after, strict=True):
             leaf = program.leaves[index]
             leaves[index] = jnp.asarray(values.T.reshape(-1, *leaf.shape), leaf.dtype)
         clock = leaves[program.clock]
         leaves[program.clock] = jnp.maximum(clock, int(marks[-1])).astype(clock.dtype)
         state = eqx.combine(jax.tree.unflatten(tree, leaves), static)[2]
+        made = jnp.asarray(made, state.run.failed.dtype)
+        fails = running & (made < leaves[program.clock])
+        ended = eqx.filter_vmap(lambda r, *how: r.stop(*how))(state.run, fails, made)
+        state = eqx.tree_at(lambda s: s.run, state, ended)
         return Advanced(state, _recorded(program, np.asarray(seen)))
 
 
 def available() -> str:
     """The engine of large batches on this machine."""
     if jax.default_backend() == "gpu":
-        return PALLAS
+        return CUDA if cuda.installed() else PALLAS
     return NUMBA if cpu.installed() else VMAP
 
 
@@ -101,7 +114,7 @@ def why_not(
 ) -> str | None:
     """None where a fused loop should advance these runs, else the reason for `vmap`."""
     (loss, dynamics, _), engine = parts, fused.engine
-    if not hasattr(dynamics, "update") or loss.stochastic:
+    if not hasattr(dynamics, "attempt") or loss.stochastic:
         return "only descent on a loss without noise is fused"
     if engine == VMAP:
         return "fused loops need Numba here: pip install 'iclflow[fast]'"
@@ -112,8 +125,12 @@ def why_not(
     reason = program.reason()
     if reason is not None:
         return f"a fused loop cannot do this: {reason}"
-    terms = sum(f.size for f in program.leaves if f.used and not f.own)
-    if max(program.width / WIDEST[engine], terms / SHARED) > 1:
+    if program.tables and engine == PALLAS:
+        return "a fused loop with large moments needs CuPy here: pip install cupy-cuda13x"
+    if engine == CUDA and Room(program).bytes > ROOM:
+        return "the moments are too large for a fused loop"
+    terms = sum(f.size for f in program.leaves if f.used and not f.own and not f.table)
+    if max(program.width / WIDEST[engine], terms / TERMS) > 1:
         return f"{program.width} numbers a run and {terms} shared are too many for a fused loop"
     if len(marks) * program.seen_count * runs >= OFFSETS:
         return "a fused loop records fewer than 2^31 numbers; record less, or at fewer steps"
@@ -128,14 +145,20 @@ def _flat(array: Any, leaf: Any) -> Any:
 @eqx.filter_jit
 def on_gpu(
     parts: Any, own: Any, marks: Int[Array, " T"], record: dict[str, Callable], zeros: Any
-) -> tuple[list[Array], Array]:
+) -> tuple[list[Array], Array, Array]:
     """The loop as one kernel, in one compiled program with what turns its arrays round."""
     from iclflow.runs.fused import gpu  # Pallas: an experimental part of JAX, for GPUs alone
 
+    flat = flattened(parts, own, record)
+    return gpu.advance(trace(parts, own, record), flat, zeros, marks, parts[2].running)
+
+
+@eqx.filter_jit
+def flattened(parts: Any, own: Any, record: dict[str, Callable]) -> dict[int, Array]:
+    """The leaves that a loop reads, flat."""
     program = trace(parts, own, record)
     leaves = jax.tree.leaves(eqx.filter(parts, eqx.is_array))
-    flat = {i: _flat(leaves[i], program.leaves[i]) for i in program.read}
-    return gpu.advance(program, flat, zeros, marks)
+    return {i: _flat(leaves[i], program.leaves[i]) for i in program.read}
 
 
 def _recorded(program: Program, seen: np.ndarray) -> Any:

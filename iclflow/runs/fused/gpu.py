@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas
 from jax.experimental.pallas import triton
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from iclflow.runs.fused.numbers import Arithmetic
 from iclflow.runs.fused.program import Program, numbers_of
@@ -49,12 +49,9 @@ def advance(
     leaves: dict[int, Array],
     zeros: tuple[bytes, ...],
     marks: Int[Array, " T"],
-) -> tuple[list[Array], Array]:
-    """The carried leaves after the last mark, [numbers, run], and what is seen, [run, T, numbers].
-
-    - `leaves`: those that `program` reads, flat: [numbers, run], or [numbers] where shared.
-    - `zeros`: of each shared leaf, which numbers are zero and drop out of the program.
-    """
+    running: Bool[Array, " runs"],
+) -> tuple[list[Array], Array, Array]:
+    """As `cpu.advance`."""
     block = BLOCK
     runs = next(leaves[i].shape[1] for i in program.carried)
     spare = -runs % block
@@ -62,10 +59,12 @@ def advance(
     wide = {i: jnp.pad(a, pad, mode="edge") if a.ndim == 2 else a for i, a in leaves.items()}
     read = [*program.carried, *program.given]
     clock, begin = program.clock, wide[program.clock].reshape(1)
+    # The steps made by a run that goes on are the clock's; of one that has failed, fewer.
+    alive = jnp.pad(running, (0, spare), mode="edge").astype(begin.dtype)
 
     def kernel(*refs: Any) -> None:
-        begin_ref, marks_ref, *rest = refs
-        inputs, (*outputs, record) = rest[: len(read)], rest[len(read) :]
+        begin_ref, marks_ref, alive_ref, *rest = refs
+        inputs, (*outputs, record, made_ref) = rest[: len(read)], rest[len(read) :]
         lanes = pallas.ds(pallas.program_id(0) * block, block)
         numbers: list[Any] = [None] * len(program.leaves)
         for index, ref in zip(read, inputs, strict=True):
@@ -79,21 +78,27 @@ def advance(
             now[clock] = numbers_of([step], ())
             return now
 
-        def one(step: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
-            after = program.after(put(values, step), BLOCKS)
-            return _values(program, after, values)
+        def one(step: Any, carry: Any) -> Any:
+            made, values = carry
+            well, after = program.after(put(values, step), BLOCKS)
+            go = (made == step) & well.value
+            new = _values(program, after, values)
+            values = tuple(jnp.where(go, v, old) for v, old in zip(new, values, strict=True))
+            return jnp.where(go, step + 1, made), values
 
         def to_mark(t: Any, carry: Any) -> Any:
-            done, values = carry
+            done, made, values = carry
             mark = jnp.maximum(marks_ref[t], done)
-            values = jax.lax.fori_loop(done, mark, one, values)
+            made, values = jax.lax.fori_loop(done, mark, one, (made, values))
             for i, number in enumerate(program.seen(put(values, mark), BLOCKS)):
                 value = jnp.asarray(number.value, record.dtype)
-                record[t, i, lanes] = jnp.broadcast_to(value, (block,))
-            return mark, values
+                record[t, i, lanes] = jnp.where(made == mark, value, jnp.nan)
+            return mark, made, values
 
         first = tuple(n.value for i in program.carried for n in numbers[i].ravel())
-        _, last = jax.lax.fori_loop(0, len(marks), to_mark, (begin_ref[0], first))
+        made = begin_ref[0] + alive_ref[lanes] - 1
+        _, made, last = jax.lax.fori_loop(0, len(marks), to_mark, (begin_ref[0], made, first))
+        made_ref[lanes] = made
         flat = iter(last)
         for index, ref in zip(program.carried, outputs, strict=True):
             for i in range(program.leaves[index].size):
@@ -102,14 +107,15 @@ def advance(
     total = runs + spare
     shapes = [jax.ShapeDtypeStruct(wide[i].shape, wide[i].dtype) for i in program.carried]
     shapes.append(jax.ShapeDtypeStruct((len(marks), program.seen_count, total), program.dtype))
-    *after, record = pallas.pallas_call(
+    shapes.append(jax.ShapeDtypeStruct((total,), begin.dtype))
+    *after, record, made = pallas.pallas_call(
         kernel,
         grid=(total // block,),
         out_shape=shapes,
         interpret=INTERPRET,
         compiler_params=None if INTERPRET else triton.CompilerParams(num_warps=WARPS),
-    )(begin, marks.astype(begin.dtype), *(wide[i] for i in read))
-    return [a[:, :runs] for a in after], jnp.moveaxis(record[:, :, :runs], 2, 0)
+    )(begin, marks.astype(begin.dtype), alive, *(wide[i] for i in read))
+    return [a[:, :runs] for a in after], jnp.moveaxis(record[:, :, :runs], 2, 0), made[:runs]
 
 
 def _numbers(leaf: Any, ref: Any, lanes: Any, zeros: bytes) -> np.ndarray:

@@ -15,6 +15,14 @@ class Arithmetic(NamedTuple):
     sqrt: Callable[[Any], Any]
     power: Callable[[Any, Any], Any]
     cast: Callable[[Any, Any], Any]  # number, dtype
+    multiply: Callable[["Table", list[Any]], list[Any]] | None = None  # a row of numbers, times it
+
+
+class Table(NamedTuple):
+    """A matrix that all runs share, too large for each entry to be a number of the program."""
+
+    leaf: int
+    shape: tuple[int, ...]
 
 
 class Number:

@@ -1,5 +1,6 @@
 """What one run does, traced once: a step and a look, as functions of the leaves of its state."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from jax.extend import core
 
 from iclflow.runs.fused.numbers import Arithmetic, Number
 from iclflow.runs.fused.rules import evaluate, live, unsupported
+
+TERMS = 1024  # numbers of a shared array, up to which each is a term of the program
 
 
 class Leaf(NamedTuple):
@@ -35,13 +38,19 @@ class Leaf(NamedTuple):
         """Whether its numbers are real."""
         return jnp.issubdtype(self.dtype, jnp.floating)
 
+    @property
+    def table(self) -> bool:
+        """Whether it stays an array: a matrix that all runs share, of too many numbers."""
+        return not self.own and self.real and len(self.shape) == 2 and self.size > TERMS
 
-class Program(NamedTuple):
+
+@dataclasses.dataclass(frozen=True, eq=False)  # one of its kind: what is made of it can be kept
+class Program:
     """A step and a look of one run on its leaves: those of loss, dynamics and state, in order."""
 
     leaves: tuple[Leaf, ...]
     clock: int  # the leaf that counts the steps
-    step: Any  # jaxpr: leaves -> leaves of the state
+    step: Any  # jaxpr: leaves -> whether the step went well, leaves of the state
     look: Any  # jaxpr: leaves -> what is recorded
     recorded: Any  # the tree of what is recorded, of shapes
 
@@ -76,20 +85,28 @@ class Program(NamedTuple):
         own = [f for f in self.leaves if f.own and (f.used or f.changes)]
         return sum(leaf.size for leaf in own)
 
+    @property
+    def tables(self) -> list[int]:
+        """The leaves that stay arrays."""
+        return [i for i in self.given if self.leaves[i].table]
+
     def reason(self) -> str | None:
         """None, or why numbers cannot do it."""
-        name = unsupported(self.step.jaxpr) or unsupported(self.look.jaxpr)
-        return None if name is None else f"it has no rule for {name}"
+        for traced in (self.step.jaxpr, self.look.jaxpr):
+            name = unsupported(traced, {traced.invars[i] for i in self.tables})
+            if name is not None:
+                return f"it has no rule for {name}"
+        return None
 
-    def after(self, values: list[Any], arithmetic: Arithmetic) -> list[Any]:
-        """One step: all leaves after it, the clock untouched."""
-        found = evaluate(self.step.jaxpr, self.step.consts, values, arithmetic)
+    def after(self, values: list[Any], arithmetic: Arithmetic) -> tuple[Number, list[Any]]:
+        """Whether a step goes well, and all leaves after it, the clock untouched."""
+        well, *found = evaluate(self.step.jaxpr, self.step.consts, values, arithmetic)
         states = [i for i, leaf in enumerate(self.leaves) if leaf.state]
         new = list(values)
         for index, value in zip(states, found, strict=True):
             if self.leaves[index].changes and index != self.clock:
                 new[index] = value
-        return new
+        return well.item(), new
 
     def seen(self, values: list[Any], arithmetic: Arithmetic) -> list[Number]:
         """What is recorded, number by number."""
@@ -124,19 +141,20 @@ def _traced(tree: Any, one: Any, mine: Any, shape: Any, rest: Any, record: Any) 
 
     def step(*flat: Any) -> list[Any]:
         loss, dynamics, state = whole(flat)
-        return jax.tree.leaves(eqx.filter(dynamics.update(loss, state), eqx.is_array))
+        return jax.tree.leaves(eqx.filter(dynamics.attempt(loss, state), eqx.is_array))
 
     def look(*flat: Any) -> Any:
-        loss, dynamics, state = whole(flat)
-        return dynamics.look(loss, state, dict(record))
+        loss, _, state = whole(flat)
+        return {name: function(state.model, loss) for name, function in record}
 
     stepping = jax.make_jaxpr(step)(*one)
     looking, recorded = jax.make_jaxpr(look, return_shape=True)(*one)
-    first = len(one) - len(stepping.jaxpr.outvars)  # the leaves of the state are the last
+    _, *states = stepping.jaxpr.outvars
+    first = len(one) - len(states)  # the leaves of the state are the last
     changes = [False] * first
-    for before, after in zip(stepping.jaxpr.invars[first:], stepping.jaxpr.outvars, strict=True):
+    for before, after in zip(stepping.jaxpr.invars[first:], states, strict=True):
         changes.append(before is not after)
-    used = _used(stepping.jaxpr, changes[first:]) | _used(looking.jaxpr)
+    used = _used(stepping.jaxpr, [True, *changes[first:]]) | _used(looking.jaxpr)
     clock = [i for i, m in enumerate(mine) if changes[i] and not m]
     return Program(
         leaves=tuple(

@@ -5,9 +5,10 @@ becomes a `Number` (one run a lane, no arrays at all).
 """
 
 import functools
+import itertools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from jax.extend import core
 from iclflow.runs.fused.numbers import (
     Arithmetic,
     Number,
+    Table,
     add,
     constants,
     elements,
@@ -27,17 +29,32 @@ from iclflow.runs.fused.numbers import (
 )
 
 
-def unsupported(jaxpr: Any) -> str | None:
-    """None, or the first operation of a jaxpr that has no rule here."""
+def unsupported(jaxpr: Any, tables: Collection[Any] = ()) -> str | None:
+    """None, or the first operation of a jaxpr that has no rule here.
+
+    - `tables`: those of its arguments that are tables; a vector may be multiplied by them.
+    """
     for equation in live(jaxpr):
         name = equation.primitive.name
+        given = [not isinstance(v, core.Literal) and v in tables for v in equation.invars]
         if name in INLINE:
-            found = unsupported(_inner(equation).jaxpr)
+            inner = _inner(equation).jaxpr
+            found = unsupported(inner, set(itertools.compress(inner.invars, given)))
+        elif any(given):
+            found = None if _is_product(equation, given) else f"{name} of a large shared array"
         else:
             found = None if name in RULES else name
         if found is not None:
             return found
     return None
+
+
+def _is_product(equation: Any, tables: list[bool]) -> bool:
+    """Whether it is the product of numbers and one table."""
+    if equation.primitive.name != "dot_general" or sum(tables) > 1:
+        return False
+    over, batch = equation.params["dimension_numbers"]
+    return over[tables.index(True)] == (0,) and batch == ((), ())
 
 
 def evaluate(
@@ -173,7 +190,22 @@ def _rows(function: Callable[[Any], Number], rows: np.ndarray) -> np.ndarray:
     return found
 
 
-def _dot(arithmetic: Arithmetic, equation: Any, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _product(arithmetic: Arithmetic, equation: Any, a: Any, b: Any) -> np.ndarray:
+    """Numbers times a table, one product a row of numbers."""
+    assert arithmetic.multiply is not None, "this backend knows no tables"
+    (over_a, over_b), _ = equation.params["dimension_numbers"]
+    table, numbers, over = (a, b, over_b) if isinstance(a, Table) else (b, a, over_a)
+    rows = np.moveaxis(numbers, over[0], -1)
+    found = np.empty((*rows.shape[:-1], table.shape[1]), object)
+    for index in np.ndindex(rows.shape[:-1]):
+        values = arithmetic.multiply(table, [n.value for n in rows[index]])
+        found[index] = [Number(value) for value in values]
+    return np.moveaxis(found, -1, 0) if table is a else found
+
+
+def _dot(arithmetic: Arithmetic, equation: Any, a: Any, b: Any) -> np.ndarray:
+    if isinstance(a, Table) or isinstance(b, Table):
+        return _product(arithmetic, equation, a, b)
     (over_a, over_b), (batch_a, batch_b) = equation.params["dimension_numbers"]
     free_a = [i for i in range(a.ndim) if i not in (*over_a, *batch_a)]
     free_b = [i for i in range(b.ndim) if i not in (*over_b, *batch_b)]
