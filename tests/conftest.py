@@ -64,7 +64,7 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-MAPS = 35_000  # Linux gives a process 65,530 memory maps; where they run out the compiler crashes
+MAPS = 12_000  # some 3 GB; and of more than 65,530 memory maps the compiler crashes, on Linux
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,3 +1,4 @@
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -194,7 +195,7 @@ def test_matching_needs_enough_normal_tasks():
 def test_fourth_moment_of_tasks(name):
     """E[u⊗u⊗u⊗u] (3) against Monte Carlo, and its second-order part against `second_moment`."""
     task = TASKS[name]()
-    exact = np.asarray(jax.jit(task.tasks.fourth_moment)())
+    exact = np.asarray(eqx.filter_jit(task.tasks.fourth_moment)())
     draw = jax.jit(jax.vmap(task.tasks.sample))
     w = np.asarray(draw(jax.random.split(KEY, 200_000))).reshape(200_000, -1)
     u = np.concatenate([np.ones((len(w), 1)), w], axis=1)
