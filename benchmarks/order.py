@@ -17,7 +17,7 @@ import numpy as np
 from iclflow.bench.engines import RATE, RECORD, _start
 from iclflow.bench.jobs import Job
 from iclflow.dynamics import Descent
-from iclflow.runs.fused import cpu
+from iclflow.runs.fused import cpp_loop, lanes, python_loop
 from iclflow.runs.fused.engine import Fused
 from iclflow.runs.fused.order import Statement, ordered, read_by
 
@@ -35,8 +35,9 @@ def main(runs=1024, steps=4000):
         parts = (loss, descent, _start(loss, descent, models))
         fused, found = Fused.of(*parts, (False, False)), {}
         for name, order in (("ordered", ordered), ("as it comes", as_it_comes)):
-            cpu.ordered = order
-            cpu._compiled.cache_clear()
+            lanes.ordered = order
+            cpp_loop.compiled.cache_clear()
+            python_loop.compiled.cache_clear()
             began = time.perf_counter()
             fused.advance(parts, np.asarray([1]), RECORD)
             compiled, spent = time.perf_counter() - began, []
@@ -47,7 +48,7 @@ def main(runs=1024, steps=4000):
             found[name] = runs * steps / min(spent)
             print(f"{model} R={rank} {name:12} {found[name] / 1e6:6.1f} million steps/s a core, "
                   f"compiled in {compiled:.1f} s", flush=True)  # fmt: skip
-        print(f"  ratio {found['ordered'] / found['as it comes']:.2f}")
+        print(f"  {fused.engine}: ratio {found['ordered'] / found['as it comes']:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """`iclflow bench`: counts, fits and yardstick are right; nothing here depends on the clock."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -22,11 +21,12 @@ from iclflow.bench.operations import count, step_operations
 from iclflow.dynamics import Descent
 from iclflow.losses import Sequences
 from iclflow.plots.bench import history_figure
+from iclflow.runs.fused.engine import VMAP, available
 from iclflow.runs.simulate import simulate
 
 SMALL = {"D": 3, "H": 2, "P": 6, "N": 5}
 ROOT = Path(__file__).parents[1]
-NUMBA = importlib.util.find_spec("numba") is not None
+FUSED = available() != VMAP
 
 
 def one(job: Job):
@@ -91,13 +91,13 @@ def test_a_head_of_merged_attention_costs_what_its_formulas_say(size):
     """v U into M: 2 D²; its gradients ⟨G, U⟩ and v G: 3 D² - 1; the update: 2 (D² + 1)."""
     jobs = [Job(POPULATION, "merged", D=size, H=heads, runs=2) for heads in (2, 3)]
     fewer, more = (loops(job) for job in jobs)
-    assert set(fewer) == ({"vmap", "fused"} if NUMBA else {"vmap"})
+    assert set(fewer) == ({"vmap", "fused"} if FUSED else {"vmap"})
     for engine in fewer:
         assert more[engine].operations - fewer[engine].operations == 7 * size**2 + 1
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not NUMBA, reason="the fused loop of a CPU needs Numba")
+@pytest.mark.skipif(not FUSED, reason="no C++ compiler, no Numba")
 def test_both_engines_do_the_same_job():
     found = {
         name: loop.run(20) for name, loop in loops(Job(POPULATION, "merged", 2, 2, runs=3)).items()

@@ -9,9 +9,10 @@ import pytest
 import iclflow as icl
 from iclflow.dynamics.optimisers import Adam, GradientDescent, Momentum
 from iclflow.models import Blocks, draw_models
-from iclflow.runs.fused import cpu, engine, gpu
+from iclflow.runs.fused import cpp_loop, engine, gpu, python_loop
 from iclflow.runs.fused.numbers import Arithmetic, constants
 from iclflow.runs.fused.program import numbers_of
+from iclflow.runs.vmapped import vmapped
 
 TASK = icl.Task([0.6, 0.3], 15)
 POPULATION = icl.Population(TASK)
@@ -75,7 +76,7 @@ def both(monkeypatch, *arguments, **options):
     """The sweep by `vmap` and by the fused loop."""
     plain = icl.sweep(*arguments, **options)
     assert plain.attrs["engine"].startswith("vmap")
-    monkeypatch.setattr(engine, "WORTH", {engine.PALLAS: 0.0, engine.NUMBA: 0.0})
+    monkeypatch.setattr(engine, "WORTH", dict.fromkeys(engine.WORTH, 0.0))
     fused = icl.sweep(*arguments, **options)
     assert fused.attrs["engine"].startswith("fused")
     assert set(plain.variables) == set(fused.variables)
@@ -84,12 +85,22 @@ def both(monkeypatch, *arguments, **options):
     return fused
 
 
-@pytest.mark.skipif(not cpu.installed(), reason="Numba is not installed")
-def test_the_loop_of_the_cpu(monkeypatch):
+NUMBA = pytest.mark.skipif(not python_loop.installed(), reason="Numba is not installed")
+COMPILER = pytest.mark.skipif(cpp_loop.compiler() is None, reason="there is no C++ compiler")
+ON_A_CPU = [
+    pytest.param(engine.CPP, marks=COMPILER),
+    pytest.param(engine.NUMBA, marks=NUMBA),
+]
+
+
+@pytest.mark.parametrize("name", ON_A_CPU)
+def test_the_loop_of_the_cpu(monkeypatch, name):
     """Odd batch, saves at step 0 and the last, lanes with their own rate of which some diverge."""
+    monkeypatch.setattr(engine, "available", lambda: name)
     options = {"saveat": [0, 7, 60], "record": ["loss", "effective"], "final": ["weights"]}
     axes = {"rate": [0.1, 40.0]}
     fused = both(monkeypatch, POPULATION, SEPARATE, DESCENT, seeds=9, axes=axes, **options)
+    assert fused.attrs["engine"] == f"fused ({name})"
     ended = fused["result"].values
     assert (ended[0] == 0).all()
     assert (ended[1] != 0).any()
@@ -127,6 +138,34 @@ def test_the_kernel_of_the_gpu_is_lowered(monkeypatch):
 def test_the_reason_for_vmap_is_said(monkeypatch, dynamics, word):
     monkeypatch.setattr(engine, "available", lambda: engine.NUMBA)
     assert word in icl.sweep(POPULATION, SEPARATE, dynamics, until=2).attrs["engine"]
+
+
+@COMPILER
+def test_optimisers_in_the_loop_of_the_cpu(monkeypatch):
+    """Adam counts its steps in whole numbers, has roots and powers; single precision stays so."""
+    monkeypatch.setattr(engine, "available", lambda: engine.CPP)
+    dynamics = icl.Descent(0.05, Adam())
+    both(monkeypatch, POPULATION, SEPARATE, dynamics, saveat=[0, 12], seeds=3)
+    models = draw_models(SEPARATE, range(3))
+    loss, single = jax.tree.map(lambda a: a.astype(jnp.float32), (POPULATION, models))
+    start = eqx.filter_vmap(lambda m: DESCENT.init(loss, m, jax.random.key(0)))(single)
+    parts = (loss, DESCENT, eqx.tree_at(lambda s: s.step, start, start.step[0]))
+    record = {"loss": lambda model, loss: loss(model)}
+    fused = engine.Fused.of(*parts, (False, False)).advance(parts, np.asarray([9]), record)
+    plain = vmapped(parts, (None, None), np.asarray([9]), record)
+    assert fused.state.model.keys.dtype == fused.record["loss"].dtype == np.float32
+    np.testing.assert_allclose(fused.record["loss"], plain.record["loss"], rtol=1e-6)
+
+
+def test_a_compiler_that_does_not_work_is_said(monkeypatch):
+    monkeypatch.setattr(engine, "available", lambda: engine.CPP)
+    monkeypatch.setattr(engine, "WORTH", dict.fromkeys(engine.WORTH, 0.0))
+    for name in ("compiler", "trouble"):
+        monkeypatch.setattr(cpp_loop, name, getattr(cpp_loop, name).__wrapped__)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    said = icl.sweep(POPULATION, SEPARATE, DESCENT, until=2).attrs["engine"]
+    assert said.startswith("vmap")
+    assert "no-such-compiler" in said
 
 
 def test_what_numbers_cannot_do_is_left_to_vmap(monkeypatch):

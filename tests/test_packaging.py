@@ -14,6 +14,7 @@ import yaml
 
 import iclflow as icl
 from iclflow import cli
+from iclflow.runs.fused import cpp_loop
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -132,9 +133,10 @@ def test_a_missing_extra_is_one_line_that_names_it(
     assert "Traceback" not in said
 
 
-def test_a_sweep_without_the_fast_extra_says_so(without):
-    """It runs all the same, by `vmap`."""
+def test_a_sweep_without_the_fast_extra_says_so(without, monkeypatch):
+    """Where there is no C++ compiler either it runs all the same, by `vmap`."""
     without("fast")
+    monkeypatch.setattr(cpp_loop, "compiler", lambda: None)
     task = icl.Task(spectrum=[1.0], context=4)
     init = icl.Separate.initialiser(task, heads=1, scale=0.3)
     runs = icl.sweep(task, init, icl.Descent(0.1), until=2, seeds=1)

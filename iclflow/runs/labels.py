@@ -19,11 +19,10 @@ FAILED = ("diverged", "not_a_number")
 
 def outcome(result: RESULTS) -> np.ndarray:
     """The result of a run (or a batch of runs) as an index into `OUTCOMES`."""
-    code = np.zeros(np.shape(result._value), np.int8)
-    for index, name in enumerate(OUTCOMES):
-        if name != "interrupted":
-            code = np.where(np.asarray(result == getattr(RESULTS, name)), index, code)
-    return code.astype(np.int8)
+    values, names = np.asarray(result._value), enumerate(OUTCOMES)
+    known = [(i, getattr(RESULTS, name)._value) for i, name in names if name != "interrupted"]
+    found = np.select([values == value for _, value in known], [i for i, _ in known])
+    return found.astype(np.int8)
 
 
 Axes = Mapping[str, tuple[str, ...]]  # of the weights, as the model names them

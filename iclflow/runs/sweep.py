@@ -122,7 +122,10 @@ def sweep(
 
 
 def _seeds(seeds: int | Sequence[int]) -> np.ndarray:
-    found = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    if isinstance(seeds, int) and 0 < seeds < SEEDS:
+        return np.arange(seeds, dtype=np.uint32)
+    # Of too many, the last; none of a number below one.
+    found = [seeds] * (seeds > 0) if isinstance(seeds, int) else [int(seed) for seed in seeds]
     if not found:
         raise ValueError("a sweep needs at least one seed")
     bad = [seed for seed in found if not 0 <= seed < SEEDS]

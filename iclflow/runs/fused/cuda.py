@@ -13,10 +13,7 @@ from jaxtyping import Array, Bool
 from iclflow.runs.fused.order import Statement
 from iclflow.runs.fused.program import Program
 from iclflow.runs.fused.tables import BLOCK, PRODUCT, Room
-from iclflow.runs.fused.writing import CPP, Multiplied, Written, indented, write
-
-TYPES = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long",
-         "uint32": "unsigned", "bool": "bool"}  # fmt: skip
+from iclflow.runs.fused.writing import CPP, TYPES, Multiplied, Written, indented, type_names, write
 
 
 def installed() -> bool:
@@ -94,11 +91,8 @@ def source(program: Program, written: Written) -> str:
         for j, value in enumerate(written.seen)
     ]
     back = [f"{name}_after[{j} * runs + run] = {name}_{j};" for name, j in own if name in changing]
-    types = "\n".join(f"typedef {kind} {name};" for name, kind in TYPES.items() if name != kind)
     return f"""
-{types}
-typedef {TYPES[np.dtype(program.dtype).name]} real;
-typedef long long whole;
+{type_names(np.dtype(program.dtype).name)}
 constexpr int BLOCK = {BLOCK};
 #define nan __longlong_as_double(0x7ff8000000000000LL)
 #define inf __longlong_as_double(0x7ff0000000000000LL)

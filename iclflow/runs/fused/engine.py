@@ -9,23 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from iclflow.runs.fused import cpu, cuda
+from iclflow.runs.fused import cpp_loop, cpu, cuda, python_loop
 from iclflow.runs.fused.program import TERMS, Program, trace
-from iclflow.runs.fused.tables import Room
 
-VMAP, NUMBA, PALLAS, CUDA = "vmap", "Numba", "Pallas", "CUDA"
-WIDEST = {
-    PALLAS: 128,
-    NUMBA: 256,
-    CUDA: 256,
-}  # numbers a lane holds: beyond, registers and compilers give up
+VMAP, CPP, NUMBA, PALLAS, CUDA = "vmap", "C++", "Numba", "Pallas", "CUDA"
+# Numbers a lane holds: beyond, registers and compilers give up.
+WIDEST = {PALLAS: 128, CUDA: 256, CPP: 256, NUMBA: 256}
 # Steps of all runs together from which a loop of 50 numbers is worth compiling, and the power of
 # the numbers with which the time of the compiler grows.
-WORTH = {PALLAS: 1e8, NUMBA: 3e8, CUDA: 1e8}
-GROWTH = {PALLAS: 3, NUMBA: 1, CUDA: 1}
+WORTH = {PALLAS: 1e8, NUMBA: 3e8, CUDA: 1e8, CPP: 3e7}
+GROWTH = {PALLAS: 3, NUMBA: 1, CUDA: 1, CPP: 1}
 FASTER = 5.0  # than `vmap`, roughly
 OFFSETS = 2**31  # a kernel counts its numbers in 32 bits
-ROOM = 200 * 2**10  # bytes that a block of threads may share
+LONGEST = 128  # features of moments: D = 5; the program grows with them, and its compiler's time
 FEW = "too few runs and steps to be worth compiling a fused loop"
 
 
@@ -84,7 +80,9 @@ class Fused:
             after, seen, made = on_gpu(parts, self.own, jnp.asarray(marks), record, zeros)
         else:
             flat = {i: _flat(np.asarray(leaves[i]), program.leaves[i]) for i in program.read}
-            after, seen, made = cpu.advance(program, flat, zeros, marks, np.asarray(running))
+            compiled = (cpp_loop if self.engine == CPP else python_loop).compiled
+            alive = np.asarray(running)
+            after, seen, made = cpu.advance(compiled, program, flat, zeros, marks, alive)
         for index, values in zip(program.carried, after, strict=True):
             leaf = program.leaves[index]
             leaves[index] = jnp.asarray(values.T.reshape(-1, *leaf.shape), leaf.dtype)
@@ -102,7 +100,9 @@ def available() -> str:
     """The engine of large batches on this machine."""
     if jax.default_backend() == "gpu":
         return CUDA if cuda.installed() else PALLAS
-    return NUMBA if cpu.installed() else VMAP
+    if cpp_loop.compiler() is not None:
+        return CPP
+    return NUMBA if python_loop.installed() else VMAP
 
 
 def why_not(
@@ -117,7 +117,7 @@ def why_not(
     if not hasattr(dynamics, "attempt") or loss.stochastic:
         return "only descent on a loss without noise is fused"
     if engine == VMAP:
-        return "fused loops need Numba here: pip install 'iclflow[fast]'"
+        return "fused loops need a C++ compiler, or Numba: pip install 'iclflow[fast]'"
     work = runs * float(marks[-1])
     if work < WORTH[engine]:
         return FEW
@@ -125,10 +125,12 @@ def why_not(
     reason = program.reason()
     if reason is not None:
         return f"a fused loop cannot do this: {reason}"
+    if engine == CPP and cpp_loop.trouble() is not None:
+        return f"the C++ compiler does not work: {cpp_loop.trouble()}"
+    if any(max(program.leaves[i].shape) > LONGEST for i in program.tables):
+        return f"moments of more than {LONGEST} features are too large for a fused loop"
     if program.tables and engine == PALLAS:
         return "a fused loop with large moments needs CuPy here: pip install cupy-cuda13x"
-    if engine == CUDA and Room(program).bytes > ROOM:
-        return "the moments are too large for a fused loop"
     terms = sum(f.size for f in program.leaves if f.used and not f.own and not f.table)
     if max(program.width / WIDEST[engine], terms / TERMS) > 1:
         return f"{program.width} numbers a run and {terms} shared are too many for a fused loop"

@@ -32,12 +32,40 @@ class Language(NamedTuple):
     sqrt: str
     power: str
     cast: str
+    place: str  # a room and a row of it
 
 
 PYTHON = Language(
-    "{1} if {0} else {2}", "not {0}", "np.sqrt({0})", "{0} ** {1}", "np.{1}({0})"
-)  # fmt: skip
-CPP = Language("{0} ? {1} : {2}", "!{0}", "sqrt({0})", "pow({0}, {1})", "{1}({0})")
+    choose="{1} if {0} else {2}",
+    no="not {0}",
+    sqrt="np.sqrt({0})",
+    power="{0} ** {1}",
+    cast="np.{1}({0})",
+    place="{0}[{1}, lane]",
+)
+CPP = Language(
+    choose="{0} ? {1} : {2}",
+    no="!{0}",
+    sqrt="sqrt({0})",
+    power="pow({0}, {1})",
+    cast="{1}({0})",
+    place="{0}[{1}][lane]",
+)
+TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "int32": "int",
+    "int64": "long long",
+    "uint32": "unsigned",
+    "bool": "bool",
+}
+
+
+def type_names(real: str) -> str:
+    """C++: the names of types as they are written here."""
+    names = {name: kind for name, kind in TYPES.items() if name != kind}
+    names |= {"real": TYPES[real], "whole": "long long"}
+    return "\n".join(f"typedef {kind} {name};" for name, kind in names.items())
 
 
 class Text:
