@@ -12,10 +12,13 @@ EXTRAS := docs,fast,hub,sweep,test,video
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # mkdocs-material's notice about other programs would hide real warnings.
 export NO_MKDOCS_2_WARNING := 1
-# A file's tests stay in one process, where its compiled functions are.
+# A file's tests stay in one process, where its compiled functions are. One process a core: another
+# would import and compile the same again; while some tests wait, the scorecard has processes of its own.
 export JOBS ?= 2
 # One thread a process for small matrices: two of them on two busy cores wait for each other.
 export OPENBLAS_NUM_THREADS := 1
+# Compiled modules are kept: dozens of processes import the package.
+export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 25
 
 # Between them these use every dependency.

@@ -1,7 +1,6 @@
 """Tasks, models and literal computations that several tests share."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate, Softmax
@@ -91,11 +90,11 @@ def literal_attention(model, prompt):
 
 
 def stacked(function, count, key=KEY):
-    return jax.vmap(function)(jax.random.split(key, count))
+    return jax.jit(jax.vmap(function))(jax.random.split(key, count))
 
 
 def standardised(estimates, exact):
     """Deviation of the mean of independent estimates from `exact`, in standard errors."""
-    estimates = jnp.stack(estimates)
+    estimates = np.stack(estimates)
     error = estimates.std(axis=0, ddof=1) / len(estimates) ** 0.5
-    return (estimates.mean(axis=0) - exact) / jnp.maximum(error, 1e-12)
+    return (estimates.mean(axis=0) - np.asarray(exact)) / np.maximum(error, 1e-12)

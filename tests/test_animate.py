@@ -73,7 +73,10 @@ def test_the_scene_is_the_run_in_the_eigenbasis(request, kind):
     assert found.attrs["basis"] == "eigenvectors of the inputs"
 
 
-@pytest.mark.parametrize(("network", "kind"), [("mlp", "merged"), ("conv", "separate")])
+@pytest.mark.parametrize(
+    ("network", "kind"),
+    [("mlp", "merged"), pytest.param("conv", "separate", marks=pytest.mark.slow)],
+)
 def test_a_network_is_shown_as_the_attention_it_is(network, kind):
     like = dataclasses.replace(
         SEPARATE if kind == "separate" else MERGED, steps=60, save="linear:5", seeds=1

@@ -112,19 +112,21 @@ def test_population_of_every_linear_model(capsys, model):
     assert found["final_loss"][0] < found["initial_loss"][0]
 
 
-@pytest.mark.parametrize("model", ["softmax-merged", "softmax-separate"])
+@pytest.mark.parametrize(
+    "model", ["softmax-merged", pytest.param("softmax-separate", marks=pytest.mark.slow)]
+)
 def test_softmax(capsys, model):
     found = simulate(capsys, "--model", model, "--sequences", 50, "--match")
     assert found["level"] == "sequences"
     assert found["plateau_losses"] == []
 
 
-@pytest.mark.parametrize("level", ["sequences", "features", "moments"])
-def test_levels_agree_from_the_shell(capsys, level):
-    found = simulate(capsys, "--loss", level, "--sequences", 60, "--rate", 0.05)
+def test_levels_agree_from_the_shell(capsys):
     auto = simulate(capsys, "--sequences", 60, "--rate", 0.05)
-    assert found["level"] == level
-    np.testing.assert_allclose(found["final_loss"], auto["final_loss"], atol=1e-12)
+    for level in ("sequences", "features", "moments"):
+        found = simulate(capsys, "--loss", level, "--sequences", 60, "--rate", 0.05)
+        assert found["level"] == level
+        np.testing.assert_allclose(found["final_loss"], auto["final_loss"], atol=1e-12)
 
 
 @pytest.mark.slow

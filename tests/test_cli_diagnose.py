@@ -107,11 +107,11 @@ def test_quantities_along_a_run(staircase_file):
         return study.loss(Separate(*parts))
 
     last = jnp.concatenate([v[-1].ravel(), k[-1].ravel(), q[-1].ravel()])
-    dense = np.linalg.eigvalsh(np.asarray(jax.hessian(loss)(last)))[::-1]
+    dense = np.linalg.eigvalsh(np.asarray(jax.jit(jax.hessian(loss))(last)))[::-1]
     np.testing.assert_allclose(found["top_eigenvalues"][-1], dense[:3], rtol=1e-6)
     rate = float(study.dynamics.rate)
     np.testing.assert_allclose(found["rate_times_sharpness"][-1], rate * dense[0], rtol=1e-6)
-    gradient = np.linalg.norm(np.asarray(jax.grad(loss)(last)))
+    gradient = np.linalg.norm(np.asarray(jax.jit(jax.grad(loss))(last)))
     np.testing.assert_allclose(found["gradient_norm"][-1], gradient, rtol=1e-6, atol=1e-15)
     assert found["fixed_point_modes"].values.tolist() == sorted(found["fixed_point_modes"].values)
     assert int(found["fixed_point_modes"][-1]) == 3

@@ -4,6 +4,8 @@ A triple is trained in shapes only (traced, not compiled): that it has a gradien
 the right kind. Numbers are the business of the tests of each.
 """
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -27,11 +29,21 @@ LOSSES = {
 DYNAMICS = {"descent": icl.Descent(0.1), "adam": icl.Descent(0.1, icl.Adam()), "flow": icl.Flow()}
 
 
+@functools.cache
+def task_with(vector: bool) -> icl.Task:
+    return icl.Task([0.6, 0.3], context=5, tasks=icl.Commuting() if vector else icl.Normal())
+
+
 def task_of(name: str) -> icl.Task:
-    law = icl.Commuting() if MODELS[name].vector else icl.Normal()
-    return icl.Task([0.6, 0.3], context=5, tasks=law)
+    return task_with(MODELS[name].vector)
 
 
+@functools.cache
+def loss_with(loss: str, vector: bool) -> icl.AbstractLoss:
+    return LOSSES[loss](task_with(vector))
+
+
+@functools.cache
 def model_of(name: str, scale: float = 0.5) -> icl.AbstractModel:
     kind = MODELS[name]
     options = {option: GIVEN[option] for option in kind.options}
@@ -77,9 +89,15 @@ def test_the_minimum_has_the_weights_asked_for(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_conserved_has_no_slope_along_the_flow(name):
-    model, loss = model_of(name), icl.Sequences.sample(task_of(name), 6, KEY)
-    slope = eqx.filter_grad(lambda m: loss(m))(model)
-    _, rates = eqx.filter_jvp(lambda m: m.conserved(), (model,), (slope,))
+    loss = loss_with("sequences", MODELS[name].vector)
+
+    @eqx.filter_jit
+    def rates_of(model):
+        slope = eqx.filter_grad(lambda m: loss(m))(model)
+        return eqx.filter_jvp(lambda m: m.conserved(), (model,), (slope,))[1]
+
+    model = model_of(name)
+    rates = rates_of(model)
     assert rates or not isinstance(model, icl.AbstractLinearModel)
     for rate in rates.values():
         np.testing.assert_allclose(rate, 0.0, atol=1e-12)
@@ -99,7 +117,7 @@ def test_plateaus_are_visited_in_order(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_triple_trains_or_says_why(loss, name):
     trained = 0
-    model, problem = model_of(name), LOSSES[loss](task_of(name))
+    model, problem = model_of(name), loss_with(loss, MODELS[name].vector)
     for dynamics in DYNAMICS.values():
         reason = dynamics.admits(problem, model)
         if reason is None:

@@ -34,8 +34,11 @@ def loss(weights, covariance, second, cross):
     return jnp.sum(m * (second @ m @ covariance)) - 2 * jnp.sum(m * cross)
 
 
+gradient = jax.jit(jax.grad(loss))
+
+
 def largest_gradient(weights, *task):
-    return max(float(jnp.max(jnp.abs(g))) for g in jax.grad(loss)(weights, *task))
+    return max(float(np.max(np.abs(g))) for g in gradient(weights, *task))
 
 
 def rank_one(modes, size, heads):
@@ -49,7 +52,7 @@ def rank_one(modes, size, heads):
 
 def hessian_eigenvalues(weights, *task):
     flat, unflatten = ravel_pytree(weights)
-    return np.linalg.eigvalsh(jax.hessian(lambda f: loss(unflatten(f), *task))(flat) / 2)
+    return np.linalg.eigvalsh(jax.jit(jax.hessian(lambda f: loss(unflatten(f), *task) / 2))(flat))
 
 
 def test_the_flow_of_the_query_has_q_k_transposed():
@@ -59,7 +62,7 @@ def test_the_flow_of_the_query_has_q_k_transposed():
     for seed in range(50):
         rng = np.random.default_rng(seed)
         v, k, q = (jnp.asarray(rng.normal(size=s)) for s in ((5,), (5, 1, 4), (5, 1, 4)))
-        truth = -jax.grad(loss)((v, k, q), *task)[2][:, 0] / 2
+        truth = -gradient((v, k, q), *task)[2][:, 0] / 2
         product = jnp.einsum("h,hd,hc->dc", v, k[:, 0], q[:, 0])
         right, printed = (
             v[:, None] * (k[:, 0] @ (cross - covariance @ sum_of_heads @ second).T)
@@ -221,7 +224,7 @@ def test_key_and_query_gram_matrices_are_conserved_entry_by_entry():
         jax.random.normal(keys[1], (5, 3, 4)),
         jax.random.normal(keys[2], (5, 3, 4)),
     )
-    dv, dk, dq = jax.grad(loss)(weights, *task)
+    dv, dk, dq = gradient(weights, *task)
 
     def rate(a, da):
         half = jnp.einsum("hrd,hsd->hrs", a, da)

@@ -1,5 +1,6 @@
 """The index of equations is complete, and docstrings cite only what the papers have."""
 
+import functools
 import importlib.util
 import sys
 from pathlib import Path
@@ -18,8 +19,12 @@ def load():
 
 eq = load()
 DATA = eq.read()
-CODE, TESTS = eq.citations(ROOT / "iclflow"), eq.citations(ROOT / "tests")
 KNOWN = {paper: eq.equations(about) for paper, about in DATA.items()}
+
+
+@functools.cache
+def citations(folder):
+    return eq.citations(ROOT / folder)
 
 
 def named(found, paper):
@@ -29,7 +34,7 @@ def named(found, paper):
 def test_docstrings_cite_equations_that_exist():
     wrong = [
         f"{c.module}:{c.name} cites ({c.key}{c.part}) of the {c.paper} paper"
-        for c in CODE + TESTS
+        for c in citations("iclflow") + citations("tests")
         if c.key not in KNOWN[c.paper] or c.part > KNOWN[c.paper][c.key].parts
     ]
     assert wrong == []
@@ -38,7 +43,8 @@ def test_docstrings_cite_equations_that_exist():
 @pytest.mark.parametrize("paper", DATA)
 def test_every_equation_has_code_and_a_test_or_a_reason(paper):
     """What is said to hold is computed and tested; what is a step is not claimed to be computed."""
-    code, tests = named(eq.implementing(CODE), paper), named(eq.testing(TESTS), paper)
+    code = named(eq.implementing(citations("iclflow")), paper)
+    tests = named(eq.testing(citations("tests")), paper)
     holds = {key for key, said in KNOWN[paper].items() if said.holds}
     steps = {key for key, said in KNOWN[paper].items() if said.step}
     assert holds | steps == set(KNOWN[paper])

@@ -72,17 +72,13 @@ def test_defaults_are_those_of_simulate():
         assert tuple(given) == ours if isinstance(given, list) else given == ours, name
 
 
-@pytest.mark.parametrize("name", ["linear transformer", "in weight"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n == "linear transformer" else [pytest.mark.slow]) for n in RUNS],
+)
 def test_the_reference_is_what_the_library_computes(name):
     stored = json.loads((WEB / "reference.json").read_text(encoding="utf-8"))
     assert list(stored["runs"]) == list(RUNS)
-    _same(stored["runs"][name], reference(RUNS[name]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
-def test_every_reference_is_what_the_library_computes(name):
-    stored = json.loads((WEB / "reference.json").read_text(encoding="utf-8"))
     _same(stored["runs"][name], reference(RUNS[name]))
 
 

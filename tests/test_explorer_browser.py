@@ -308,7 +308,11 @@ def test_recorded_runs_are_shown(page, tmp_path):
 @pytest.mark.parametrize(
     "fragment",
     [
-        "scale=0.3&seeds=2&seed=4&front=1&noise=0.1&task_covariance=1,1.1,1.2,1.3&steps=600&rotate=true",
+        pytest.param(
+            "scale=0.3&seeds=2&seed=4&front=1&noise=0.1&task_covariance=1,1.1,1.2,1.3&steps=600"
+            "&rotate=true",
+            marks=pytest.mark.slow,
+        ),
         "scale=0.3&sequences=50&data_seed=9&steps=300&rate=0.3&heads=2&context=9",
         "model=merged&fixed_fraction=0.3&eigen_seed=5&scale=0.1&steps=300&heads=3&noise=0.2"
         "&spectrum=0.5,0.3&task_covariance=1,2&rotate=true",

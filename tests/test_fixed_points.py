@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from theory_tasks import key, random_task, tasks
+from theory_tasks import NAMES, key, named_or_random, random_task, seeds, tasks
 
 from iclflow.losses import Population
 from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate
@@ -25,12 +25,12 @@ from iclflow.theory import (
     saddle_path,
 )
 
-NAMES = list(tasks())
-ALL = pytest.mark.parametrize(
-    "task",
-    [*tasks().values(), *(random_task(seed) for seed in range(6))],
-    ids=[*NAMES, *map(str, range(6))],
-)
+ALL = pytest.mark.parametrize("task", [*NAMES, *seeds(3, 6)], indirect=True)
+
+
+@pytest.fixture
+def task(request):
+    return named_or_random(request.param)
 
 
 def close(a, b, tolerance=1e-12):

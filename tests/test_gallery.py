@@ -31,7 +31,7 @@ def load_gallery():
 
 
 gallery = load_gallery()
-QUICK = {"staircase", "label_noise", "your_own_model", "your_own_prompts", "diagnose_a_checkpoint"}
+QUICK = {"label_noise", "your_own_model", "your_own_prompts"}
 SOME = [
     pytest.param(one, id=one.name, marks=[] if one.name in QUICK else [pytest.mark.slow])
     for one in gallery.EXAMPLES

@@ -272,7 +272,7 @@ def test_sharpness_of_a_loss_is_that_of_its_hessian():
     key = jax.random.key(0)
     point = {"a": jax.random.normal(key, (3, 4)), "b": jax.random.normal(key, (4,))}
     flat, unravel = jax.flatten_util.ravel_pytree(point)
-    dense = np.linalg.eigvalsh(jax.hessian(lambda v: loss(unravel(v)))(flat))[::-1]
+    dense = np.linalg.eigvalsh(jax.jit(jax.hessian(lambda v: loss(unravel(v))))(flat))[::-1]
 
     @jax.jit
     def top(weights):

@@ -44,8 +44,15 @@ def parts(prompts, cuts):
         yield jax.tree.map(lambda a, s=start, e=end: a[s:e], prompts)
 
 
-@pytest.mark.parametrize("name", ["lengths", "mixture", "sines"])
-@pytest.mark.parametrize("level", LEVELS)
+# Every level and every task; `make test-all` has all pairs.
+PAIRS = [
+    pytest.param(level, name, marks=[] if i in (j, j + 1) else [pytest.mark.slow])
+    for i, level in enumerate(LEVELS)
+    for j, name in enumerate(["lengths", "mixture", "sines"])
+]
+
+
+@pytest.mark.parametrize(("level", "name"), PAIRS)
 def test_given_prompts_are_drawn_prompts(level, name):
     """A set, its stacked prompts and a stream of batches of them are one loss."""
     task = Sines() if name == "sines" else TASKS[name]()

@@ -99,7 +99,7 @@ def disturb(out, cluster, kills, seed):
             deadline = time.monotonic() + LONG
             while done(out) <= before and process.poll() is None:
                 assert time.monotonic() < deadline
-                time.sleep(0.1)
+                time.sleep(0.3)  # to look takes a core from those who compute
             time.sleep(rng.uniform(0, 0.5))
             if victim == "worker":
                 pids = cluster.run(os.getpid)
@@ -126,7 +126,7 @@ def test_a_cluster_gives_the_same_bits(cluster, whole, tmp_path):
     assert_undisturbed(out, whole)
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_many_times_every_cell_is_there_once(kills, cluster, whole, tmp_path):
     killed, number = [], 0
     while len(killed) < kills:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -9,18 +10,20 @@ import pytest
 from iclflow import cli
 from iclflow.checkpoints import Monitor, TrainerCallback
 
-torch = pytest.importorskip("torch", reason="torch is not needed by the package")
-transformers = pytest.importorskip("transformers", reason="not needed by the package")
-pytest.importorskip("accelerate", reason="the Trainer needs it; not needed by the package")
+# Looked for, and imported by the one process that runs these tests: that takes seconds.
+NEEDED = ("torch", "transformers", "accelerate")
+pytestmark = [
+    pytest.mark.skipif(None in map(find_spec, NEEDED), reason="not needed by the package"),
+    pytest.mark.filterwarnings("ignore"),  # those of the libraries
+]
 
-torch.set_num_threads(1)  # for matrices this small, more of them wait for each other
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
 
-
-class Words(torch.utils.data.Dataset):
+class Words:
     """Sequences that repeat their first half."""
 
     def __init__(self, count=64):
+        import torch
+
         first = torch.randint(0, 11, (count, 4), generator=torch.Generator().manual_seed(0))
         self.rows = torch.cat([first, first], dim=1)
 
@@ -32,6 +35,10 @@ class Words(torch.utils.data.Dataset):
 
 
 def trainer(folder, callbacks=(), **options):
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)  # for matrices this small, more of them wait for each other
     os.environ["HF_HUB_OFFLINE"] = "1"
     transformers.set_seed(0)
     sizes = {"vocab_size": 11, "n_positions": 8, "n_embd": 16, "n_layer": 2, "n_head": 2}
@@ -63,7 +70,7 @@ def test_training_is_the_same_in_every_bit(run, tmp_path):
     alone = trainer(tmp_path, save_strategy="no")
     alone.train()
     for name, weight in alone.model.state_dict().items():
-        assert torch.equal(weight, watched.model.state_dict()[name]), name
+        assert weight.equal(watched.model.state_dict()[name]), name
     assert [e.get("loss") for e in alone.state.log_history] == [
         e.get("loss") for e in watched.state.log_history
     ]

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import numpy as np
+import pytest
 
 from iclflow.tasks.inputs import Rademacher, StudentT
 from iclflow.tasks.prompt import Normaliser
@@ -20,11 +21,19 @@ def key(seed: int) -> jax.Array:
     return jax.random.key(seed)
 
 
+# Said here so that tests can be told apart before any task is made, which compiles.
+NAMES = (
+    "paper", "rotated noise", "swapped order", "task covariance", "non-commuting",
+    "non-commuting rotated", "task mean", "lengths", "fixed normaliser", "white", "doubled",
+    "zero eigenvalue", "singular tasks", "one pair", "heavy tails", "signs", "in weight",
+)  # fmt: skip
+
+
 @functools.cache
 def tasks() -> dict[str, Task]:
     """Commuting tasks and not, degenerate ones included; D ≤ 4."""
     linear = [0.4, 0.3, 0.2, 0.1]
-    return {
+    found = {
         "paper": Task(linear, 31),
         "rotated noise": Task(linear, 10, rotation=key(0), label_noise=0.4, target_noise=0.2),
         "swapped order": Task([1.0, 0.5], 200, tasks=Normal(covariance=[1.0, 3.0])),
@@ -52,6 +61,8 @@ def tasks() -> dict[str, Task]:
         "signs": Task([0.5, 0.3], 6, inputs=Rademacher()),
         "in weight": Task([0.5, 0.3], 6, tasks=Mixture(fraction=0.3)),
     }
+    assert tuple(found) == NAMES
+    return found
 
 
 def random_task(seed: int) -> Task:
@@ -66,3 +77,13 @@ def random_task(seed: int) -> Task:
         tasks=Normal(covariance=covariance),
         label_noise=float(rng.choice([0.0, 0.7])),
     )
+
+
+def seeds(few: int, many: int) -> list:
+    """Seeds of random tasks: a few, and in `make test-all` many."""
+    return [pytest.param(n, marks=[pytest.mark.slow] if n >= few else []) for n in range(many)]
+
+
+def named_or_random(which: str | int) -> Task:
+    """One of `tasks` by its name, or a random one by its seed."""
+    return tasks()[which] if isinstance(which, str) else random_task(which)
