@@ -123,7 +123,7 @@ def test_sharpness_is_the_largest_eigenvalue(name, blocks):
     loss = Moments.sample(task, 80, KEY)
     model = filled(MODELS[name](task, blocks, 0.5)(KEY))
     flat, unravel = ravel_pytree(model)
-    hessian = jax.hessian(lambda w: loss(unravel(w)))(flat)
+    hessian = jax.jit(jax.hessian(lambda w: loss(unravel(w))))(flat)
     assert sharpness(loss, model) == pytest.approx(
         float(jnp.linalg.eigvalsh(hessian)[-1]), rel=1e-8
     )

@@ -89,7 +89,7 @@ NUMBA = pytest.mark.skipif(not python_loop.installed(), reason="Numba is not ins
 COMPILER = pytest.mark.skipif(cpp_loop.compiler() is None, reason="there is no C++ compiler")
 ON_A_CPU = [
     pytest.param(engine.CPP, marks=COMPILER),
-    pytest.param(engine.NUMBA, marks=NUMBA),
+    pytest.param(engine.NUMBA, marks=[NUMBA, pytest.mark.slow]),
 ]
 
 
