@@ -19,6 +19,7 @@ SMALL = 4096  # numbers in a loss that is copied for each run rather than traine
 COPIES = 8  # of the weights: gradients, the optimiser's state, what a step needs
 PIECES = 12  # of a run, between which progress is shown and Ctrl-C works
 MANY_PIECES = 256  # of a run that takes long, or is on disk: what a kill can lose
+FLOW = 2000.0  # steps of a solver, roughly, however long the time that it crosses
 BRIEF, LONG = 0.25, 60.0  # seconds: a run in one piece is shorter; one in many takes longer
 SPEED = {"cpu": 1e8, "gpu": 2e11}  # numbers touched a second, roughly
 
@@ -137,10 +138,11 @@ def pieces(batch: Batch, marks: np.ndarray, stored: bool, faster: float) -> tupl
 
     One of three numbers, so that runs of other lengths share their compiled programs.
     """
-    work = float(marks[-1]) * batch.count * (_numbers(batch.one[0]) + _numbers(batch.like))
+    whole = np.issubdtype(marks.dtype, np.integer)
+    steps = float(marks[-1]) if whole else min(float(marks[-1]), FLOW)
+    work = steps * batch.count * (_numbers(batch.one[0]) + _numbers(batch.like))
     seconds = work / (faster * SPEED.get(jax.default_backend(), SPEED["gpu"]))
     if not stored and seconds < LONG:
         return (1 if seconds < BRIEF else PIECES), np.inf
     longest = marks[-1] / MANY_PIECES
-    whole = np.issubdtype(marks.dtype, np.integer)
     return MANY_PIECES, max(1, np.ceil(longest)) if whole else longest
