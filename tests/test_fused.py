@@ -108,6 +108,10 @@ def test_the_loop_of_the_cpu(monkeypatch, name):
     monkeypatch.setattr("iclflow.runs.plan.BRIEF", 0.0)
     pieces = icl.sweep(POPULATION, SEPARATE, DESCENT, seeds=9, axes=axes, **options)
     np.testing.assert_array_equal(fused["loss"], pieces["loss"])
+    monkeypatch.setattr("iclflow.runs.plan.LONG", 0.0)  # most of them record nothing
+    pieces = icl.sweep(POPULATION, SEPARATE, DESCENT, seeds=9, axes=axes, **options)
+    np.testing.assert_array_equal(fused["loss"], pieces["loss"])
+    np.testing.assert_array_equal(fused["stopped"], pieces["stopped"])
 
 
 def test_the_kernel_of_the_gpu_in_interpretation(monkeypatch):
@@ -118,6 +122,10 @@ def test_the_kernel_of_the_gpu_in_interpretation(monkeypatch):
     one = icl.Separate.initialiser(TASK, heads=1, scale=0.3)
     fused = both(monkeypatch, POPULATION, one, DESCENT, saveat=[0, 3, 9], seeds=5)
     assert "Pallas" in fused.attrs["engine"]
+    monkeypatch.setattr("iclflow.runs.plan.BRIEF", 0.0)
+    monkeypatch.setattr("iclflow.runs.plan.LONG", 0.0)  # most pieces record nothing
+    pieces = icl.sweep(POPULATION, one, DESCENT, saveat=[0, 3, 9], seeds=5)
+    np.testing.assert_array_equal(fused["loss"], pieces["loss"])
 
 
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")  # JAX 0.11

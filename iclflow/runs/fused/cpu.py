@@ -72,7 +72,7 @@ def advance(
     if ill.any():
         loop(True, np.flatnonzero(ill))
     after = [_rows(a)[:, :runs] for a in arrays[: len(program.carried)]]
-    seen = np.moveaxis(record, 3, 1).reshape(-1, *record.shape[1:3])
+    seen = np.moveaxis(record, 3, 1).reshape(made.size, *record.shape[1:3])
     return after, seen[:runs], made.reshape(-1)[:runs]
 
 

@@ -43,7 +43,8 @@ def advance(
         for i, room in constants.items():
             room[...] = given.pop(i)
         after = [cupy.empty_like(given[i]) for i in program.carried]
-        record = cupy.empty((len(marks), program.seen_count, runs), program.dtype)
+        # One at least: an array without numbers has no place in memory.
+        record = cupy.empty((len(marks), max(1, program.seen_count), runs), program.dtype)
         made = cupy.empty(runs, np.int64)
         steps = np.int64(leaves[program.clock].item()), np.int32(len(marks))
         times, alive = cupy.asarray(marks, np.int64), cupy.from_dlpack(running.view(np.uint8))
@@ -52,7 +53,8 @@ def advance(
         kernel((blocks,), (BLOCK,), arguments, shared_mem=room)
         cupy.cuda.get_current_stream().synchronize()
     found = [jnp.from_dlpack(a) for a in (*after, record, made)]
-    return found[:-2], jnp.moveaxis(found[-2], 2, 0), found[-1]
+    seen = jnp.moveaxis(found[-2], 2, 0)[:, :, : program.seen_count]
+    return found[:-2], seen, found[-1]
 
 
 @functools.lru_cache(maxsize=64)

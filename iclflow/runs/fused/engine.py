@@ -166,6 +166,6 @@ def flattened(parts: Any, own: Any, record: dict[str, Callable]) -> dict[int, Ar
 def _recorded(program: Program, seen: np.ndarray) -> Any:
     """Numbers [run, T, numbers] as the tree that is recorded, [run, mark, ...]."""
     shapes, tree = jax.tree.flatten(program.recorded)
-    ends = np.cumsum([shape.size for shape in shapes])[:-1]
-    parts = zip(shapes, np.split(seen, ends, axis=2), strict=True)
+    ends = np.cumsum([shape.size for shape in shapes])
+    parts = zip(shapes, np.split(seen, ends, axis=2)[:-1], strict=True)
     return jax.tree.unflatten(tree, [part.reshape(*seen.shape[:2], *s.shape) for s, part in parts])

@@ -106,7 +106,8 @@ def advance(
 
     total = runs + spare
     shapes = [jax.ShapeDtypeStruct(wide[i].shape, wide[i].dtype) for i in program.carried]
-    shapes.append(jax.ShapeDtypeStruct((len(marks), program.seen_count, total), program.dtype))
+    seen = max(1, program.seen_count)  # an array without numbers has no place in memory
+    shapes.append(jax.ShapeDtypeStruct((len(marks), seen, total), program.dtype))
     shapes.append(jax.ShapeDtypeStruct((total,), begin.dtype))
     *after, record, made = pallas.pallas_call(
         kernel,
@@ -115,7 +116,8 @@ def advance(
         interpret=INTERPRET,
         compiler_params=None if INTERPRET else triton.CompilerParams(num_warps=WARPS),
     )(begin, marks.astype(begin.dtype), alive, *(wide[i] for i in read))
-    return [a[:, :runs] for a in after], jnp.moveaxis(record[:, :, :runs], 2, 0), made[:runs]
+    record = jnp.moveaxis(record[:, : program.seen_count, :runs], 2, 0)
+    return [a[:, :runs] for a in after], record, made[:runs]
 
 
 def _numbers(leaf: Any, ref: Any, lanes: Any, zeros: bytes) -> np.ndarray:
