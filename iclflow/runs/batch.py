@@ -91,12 +91,12 @@ def run_batch(
 ) -> BatchResult:
     """Train a batch to the last mark, or to where Ctrl-C stops it; raised before the first."""
     progress = Standing(_start(batch.parts, batch.axes, batch.seeds, batch.weights, key), {})
-    advance, engine = _engine(batch, progress.state, marks, recording.functions)
+    advance, kind, reason = _engine(batch, progress.state, marks, recording.functions)
+    engine = f"{VMAP} ({reason})" if kind == VMAP else f"fused ({kind})"
     if disk is not None:
         room = _room(batch, progress.state, recording.functions, len(marks))
         progress = disk.resume(number, dataclasses.replace(progress, record=room))
-    faster = 1.0 if engine.startswith(VMAP) else FASTER
-    count, longest = pieces(batch, marks, disk is not None, faster)
+    count, longest = pieces(batch, marks, disk is not None, FASTER[kind])
     size = -(-len(marks) // count)
     stops = {float(mark) for watch in observers for mark in watch.stops(marks)}
     interrupted, seen = False, progress
@@ -197,16 +197,16 @@ def _empty(like: Any, shape: tuple[int, ...], count: int) -> np.ndarray:
 
 def _engine(
     batch: Batch, state: Any, marks: np.ndarray, record: dict[str, Callable]
-) -> tuple[Callable[[Any, np.ndarray, dict[str, Callable]], Any], str]:
-    """How the batch advances, (state, marks, record) -> run, and which engine that is."""
+) -> tuple[Callable[[Any, np.ndarray, dict[str, Callable]], Any], str, str | None]:
+    """How the batch advances, (state, marks, record) -> run, by which engine, and why `vmap`."""
     (loss, _, dynamics), (loss_axes, _, dynamics_axes) = batch.parts, batch.axes
 
     fused = Fused.of(loss, dynamics, state, (loss_axes is not None, dynamics_axes is not None))
     reason = why_not(fused, (loss, dynamics, state), record, len(batch.seeds), marks)
     if reason is not None:
         axes = (loss_axes, dynamics_axes)
-        return lambda now, *how: vmapped((loss, dynamics, now), axes, *how), f"{VMAP} ({reason})"
-    return lambda now, *how: fused.advance((loss, dynamics, now), *how), f"fused ({fused.engine})"
+        return lambda now, *how: vmapped((loss, dynamics, now), axes, *how), VMAP, reason
+    return lambda now, *how: fused.advance((loss, dynamics, now), *how), fused.engine, None
 
 
 @eqx.filter_jit
