@@ -11,6 +11,7 @@ from iclflow.runs.compiling import cores
 from iclflow.runs.fused.lanes import LANES
 from iclflow.runs.fused.program import Program
 
+SHARES = 8
 # (program, zeros, careful) -> a loop
 Compiler = Callable[[Program, tuple[bytes, ...], bool], Callable[..., None]]
 
@@ -52,7 +53,8 @@ def advance(
         well = np.ones(len(blocks), bool)
         workers = max(1, min(cores(), len(blocks)))
         with ThreadPoolExecutor(workers) as pool:  # the loop holds no lock
-            ends = np.linspace(0, len(blocks), workers + 1).astype(int).tolist()
+            # Several shares a core: where other programs take time, all end together.
+            ends = np.linspace(0, len(blocks), SHARES * workers + 1).astype(int).tolist()
             jobs = [
                 pool.submit(advanced, *part, begin, steps, well, *parts) for part in pairwise(ends)
             ]
