@@ -84,7 +84,7 @@ def _lines(loops: Loops, ending: str) -> list[str]:
         if isinstance(part, Product):
             found.append(f"np.dot({part.table}.T, {part.x}, {part.y})")
             continue
-        found.append(f"for lane in range({LANES}):")
+        found += [f"for lane in range({LANES}):"] if part else []  # a look may record nothing
         # Numba's time grows with the square of the names that more than one loop has.
         found += [f"    {s.name} = {s.expression}" for s in renamed(part, f"_{ending}{n}")]
     return found
