@@ -20,7 +20,7 @@ WIDEST = {PALLAS: 128, CUDA: 256, CPP: 256, NUMBA: 256}
 WORTH = {PALLAS: 1e8, NUMBA: 3e8, CUDA: 1e8, CPP: 3e7}
 GROWTH = {PALLAS: 3, NUMBA: 1, CUDA: 1, CPP: 1}
 # Times the speed that is supposed of `vmap` when a run is cut into pieces (plan.py), roughly.
-FASTER = {VMAP: 1.0, CPP: 150.0, NUMBA: 100.0, PALLAS: 25.0, CUDA: 25.0}
+FASTER = {VMAP: 1.0, CPP: 230.0, NUMBA: 150.0, PALLAS: 25.0, CUDA: 25.0}
 OFFSETS = 2**31  # a kernel counts its numbers in 32 bits
 LONGEST = 128  # features of moments: D = 5; the program grows with them, and its compiler's time
 FEW = "too few runs and steps to be worth compiling a fused loop"
