@@ -4,7 +4,6 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,11 +21,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 os.environ["BROWSER"] = "true"  # a command that does nothing: no test opens a page on a screen
-# Tests compile far more than they compute. A program in one piece takes a tenth less time than one
-# in 32, and half the memory maps; XLA ends the process at a flag that it does not know.
-if version("jaxlib").startswith("0.10."):
-    given = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"--xla_cpu_parallel_codegen_split_count=1 {given}"
+# Tests compile far more than they compute.
 compile_sparingly()
 jax.config.update("jax_disable_most_optimizations", True)
 

@@ -105,6 +105,16 @@ def test_what_is_no_product_is_left_to_vmap(monkeypatch, tables):
     assert "large shared array" in icl.sweep(odd, FULL, icl.Descent(0.1), until=2).attrs["engine"]
 
 
+def test_moments_too_large_for_a_gpu_are_left_to_vmap(monkeypatch):
+    """105 features in double precision: 309 kB, of which a block of threads has 200."""
+    monkeypatch.setattr(engine, "available", lambda: engine.CUDA)
+    task = icl.Task([0.3, 0.25, 0.2, 0.15, 0.1], 7)
+    init = icl.Separate.initialiser(task, heads=2, scale=0.3, blocks=Blocks.FULL)
+    parts = start(icl.Moments.sample(task, 20, key=jax.random.key(0)), init, icl.Descent(0.1), 2)
+    fused = engine.Fused.of(*parts, (False, False))
+    assert "threads" in str(engine.why_not(fused, parts, RECORD, 10**6, np.asarray([10**6])))
+
+
 # A CUDA kernel as a C++ program: a thread of the system for each of a block's.
 HOST = """
 #include <barrier>

@@ -128,8 +128,10 @@ def _source(what: Block, program: Program) -> str:
                 f"std::memcpy({there}, {place}[{first}], sizeof(*{name}) * {size} * LANES);"
             )
     if what.careful:
-        back.append("std::memcpy(alives + block * LANES, alive, sizeof alive);")
-        back.append("std::memcpy(mades + block * LANES, made, sizeof made);")
+        back.append("for (int lane = 0; lane < LANES; lane++) {")
+        back.append("    alives[block * LANES + lane] = alive[lane];")
+        back.append("    mades[block * LANES + lane] = begin + made[lane];")
+        back.append("}")
     fixed = {n: leaf.size for n, leaf in what.leaves.items() if not leaf.own and not leaf.table}
     room += [f"const auto {n}_{j} = {n}[{j}];" for n, size in fixed.items() for j in range(size)]
     arrays = ", ".join(f"{kind}* __restrict__ {name}" for name, kind in kinds.items())
@@ -140,14 +142,13 @@ def _source(what: Block, program: Program) -> str:
 constexpr int SEEN = {program.seen_count};
 extern "C" void loop(whole first, whole last, whole begin, whole count, const whole* marks,
         bool* well, bool* alives, whole* mades, real* record, {arrays}) {{
-    bool alive[LANES];
-    whole made[LANES];
+    int alive[LANES], made[LANES];  // as wide as numbers, for vectors
     alignas(64) real bad[LANES];
 {indented(room, 4)}
     for (whole block = first; block < last; block++) {{
         for (int lane = 0; lane < LANES; lane++) {{
             alive[lane] = alives[block * LANES + lane];
-            made[lane] = begin;
+            made[lane] = 0;
             bad[lane] = 0;
         }}
 {indented(copies, 8)}

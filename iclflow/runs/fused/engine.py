@@ -11,6 +11,7 @@ from jaxtyping import Array, Int
 
 from iclflow.runs.fused import cpp_loop, cpu, cuda, python_loop
 from iclflow.runs.fused.program import TERMS, Program, trace
+from iclflow.runs.fused.tables import Room
 
 VMAP, CPP, NUMBA, PALLAS, CUDA = "vmap", "C++", "Numba", "Pallas", "CUDA"
 # Numbers a lane holds: beyond, registers and compilers give up.
@@ -23,6 +24,7 @@ GROWTH = {PALLAS: 3, NUMBA: 1, CUDA: 1, CPP: 1}
 FASTER = {VMAP: 1.0, CPP: 230.0, NUMBA: 150.0, PALLAS: 25.0, CUDA: 25.0}
 OFFSETS = 2**31  # a kernel counts its numbers in 32 bits
 LONGEST = 128  # features of moments: D = 5; the program grows with them, and its compiler's time
+ROOM = 200 * 2**10  # bytes that a block of threads may share
 FEW = "too few runs and steps to be worth compiling a fused loop"
 
 
@@ -132,6 +134,8 @@ def why_not(
         return f"moments of more than {LONGEST} features are too large for a fused loop"
     if program.tables and engine == PALLAS:
         return "a fused loop with large moments needs CuPy here: pip install cupy-cuda13x"
+    if engine == CUDA and Room(program).bytes > ROOM:
+        return "the moments are too large for the memory that the threads of a GPU share"
     terms = sum(f.size for f in program.leaves if f.used and not f.own and not f.table)
     if max(program.width / WIDEST[engine], terms / TERMS) > 1:
         return f"{program.width} numbers a run and {terms} shared are too many for a fused loop"

@@ -70,7 +70,7 @@ def _stores(
     go = f"t{len(written.step)}"
     found = [Statement(go, f"alive[lane] & {written.well}"), Statement("alive[lane]", go)]
     found += [Statement(places[name], choose(go, value, name)) for name, value in after]
-    found += [Statement("made[lane]", choose(go, "step + 1", "made[lane]"))]
+    found += [Statement("made[lane]", f"made[lane] + {go}")]
     return found, choose("alive[lane]", "{}", "real(nan)")
 
 
