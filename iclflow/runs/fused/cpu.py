@@ -65,8 +65,8 @@ def advance(
                 array[blocks] = part
         return well
 
-    # Nearly every run goes well, and a loop that only looks whether is 1.5 times as fast as one that
-    # keeps a failed run as it was. Where a block has a failed run it is advanced again, by that.
+    # Nearly every run goes well, and a loop that only looks whether is 1.5 times as fast as one
+    # that keeps a failed run as it was. A block with a failed run is advanced again, by that.
     ill = np.logical_not(alive.all(axis=1))
     if not ill.all():
         healthy = np.flatnonzero(~ill)

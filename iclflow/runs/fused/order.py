@@ -23,8 +23,8 @@ def ordered(statements: list[Statement], places: Mapping[str, str]) -> list[Stat
     """The statements in such an order; a number that lies in an array is loaded before it is used.
 
     Greedy: next comes what frees most and begins least; of equals, what uses the newest number.
-    Array by array, as automatic differentiation has them, the loop of a merged model takes twice
-    the time (benchmarks/order.py).
+    Array by array, as automatic differentiation has them, Numba's loop of a merged model
+    takes twice the time (benchmarks/order.py).
 
     - `places`: of numbers that are there already, where; a statement that writes there comes after
       all that read it.
