@@ -287,7 +287,9 @@ def test_the_picture_of_the_documentation_is_of_the_measurements_beside_it():
     files = sorted((ROOT / "docs").glob("assets/bench/*.json"))
     assert (ROOT / history.history).is_file()
     assert sorted(ROOT.glob(str(history.files[0]))) == files
-    assert [ROOT / path for path in drawn.files] == files[-1:]
+    latest, gpu = (ROOT / path for path in drawn.files)
+    assert latest == files[-1]
+    assert read(gpu)["machine"]["backend"] == "gpu"
     assert (ROOT / drawn.plot).is_file()
     for path in files:
         found = read(path)
