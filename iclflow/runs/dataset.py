@@ -12,7 +12,7 @@ import xarray as xr
 from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
 from iclflow.results.provenance import stamp
 from iclflow.runs.batch import BatchResult
-from iclflow.runs.labels import INTERRUPTED, attributes, finish, variables
+from iclflow.runs.labels import INTERRUPTED, attributes, clock_and_ends, variables
 
 FINAL = "final_"  # begins the names of what is recorded of the last weights only
 
@@ -42,12 +42,10 @@ def assemble(
         dims = (*lead, *(("time",) if timed else ()), *parts[0][1])
         data[name if timed else FINAL + name] = (dims, whole, attributes(name))
     engines = {"engine": "; ".join(dict.fromkeys(result.engine for result in results))}
-    dataset = xr.Dataset(data, attrs={**stamp(settings), **engines})
     clocks = [clock_of(result, marks) for result in results]
     same = all(np.array_equal(clock, clocks[0], equal_nan=True) for clock in clocks)
     same = same and clocks[0].ndim == 1
-    dataset = finish(
-        dataset,
+    times, ends = clock_and_ends(
         time=clocks[0] if same else marks.astype(float),
         step=marks,
         result=(lead, ended),
@@ -58,10 +56,9 @@ def assemble(
             (tuple(r.batch.cells.T), np.broadcast_to(c, (r.batch.count, len(marks))))
             for r, c in zip(results, clocks, strict=True)
         ]
-        label = {"long_name": r"training time $t/\tau$", "units": "1"}
-        clock = ((*lead, "time"), on_grid(rows, shape), label)
-        dataset = dataset.drop_vars("time").assign(clock=clock)
-    return dataset.assign_coords({name: list(values) for name, values in coordinates.items()})
+        ends["clock"] = ((*lead, "time"), on_grid(rows, shape), times.pop("time")[2])
+    named = {name: (name, np.asarray(values)) for name, values in coordinates.items()}
+    return xr.Dataset(data | ends, times | named, {**stamp(settings), **engines})
 
 
 def on_grid(parts: Sequence[tuple[tuple, np.ndarray]], shape: tuple[int, ...]) -> np.ndarray:

@@ -75,33 +75,33 @@ def to_dataset(trajectory: Trajectory, settings: Any = None) -> xr.Dataset:
         name: (("time", *dims), array, attributes(name))
         for name, (dims, array) in variables(trajectory.record, 1, axes).items()
     }
-    dataset = xr.Dataset(data, attrs=stamp(settings))
-    return finish(
-        dataset,
+    coordinates, ends = clock_and_ends(
         time=np.asarray(trajectory.time),
         step=np.asarray(trajectory.step),
         result=((), outcome(trajectory.result)),
         stopped=((), np.asarray(trajectory.stopped)),
     )
+    return xr.Dataset(data | ends, coordinates, stamp(settings))
 
 
-def finish(
-    dataset: xr.Dataset, *, time: np.ndarray, step: np.ndarray, result: Any, stopped: Any
-) -> xr.Dataset:
-    """Add the clock and the outcome of the runs."""
+def clock_and_ends(
+    *, time: np.ndarray, step: np.ndarray, result: tuple, stopped: tuple
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The coordinates of a run's clock, and the variables that say how it ended."""
     codes = np.arange(len(OUTCOMES), dtype=np.int8)
     flags = {
         "long_name": "how the run ended",
         "flag_values": codes,
         "flag_meanings": " ".join(OUTCOMES),
     }
-    return dataset.assign_coords(
-        time=("time", time, {"long_name": r"training time $t/\tau$", "units": "1"}),
-        step=("time", step, {"long_name": "training steps", "units": "1"}),
-    ).assign(
-        result=(*result, flags),
-        stopped=(*stopped, {"long_name": "last step (flow: time) computed", "units": "1"}),
-    )
+    coordinates = {
+        "time": ("time", time, {"long_name": r"training time $t/\tau$", "units": "1"}),
+        "step": ("time", step, {"long_name": "training steps", "units": "1"}),
+    }
+    return coordinates, {
+        "result": (*result, flags),
+        "stopped": (*stopped, {"long_name": "last step (flow: time) computed", "units": "1"}),
+    }
 
 
 def from_dataset(dataset: xr.Dataset) -> Trajectory:

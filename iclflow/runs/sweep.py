@@ -144,12 +144,15 @@ def _recorded_bytes(entry: Entry, model: AbstractModel, *, record: Record, saves
         names = type(entry.loss).__name__, type(model).__name__
         raise ValueError(f"{names[0]} cannot train {names[1]}: {reason}")
     functions = resolve(record, loss=entry.loss, dynamics=entry.dynamics).functions
-
-    def measured(model: AbstractModel) -> dict[str, Any]:
-        return {name: function(model, entry.loss) for name, function in functions.items()}
-
-    leaves = jax.tree.leaves(eqx.filter_eval_shape(measured, model))
+    leaves = jax.tree.leaves(eqx.filter_eval_shape(_measured, functions, model, entry.loss))
     return saves * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+@eqx.filter_jit  # traced once for all sweeps of the kind
+def _measured(
+    functions: dict[str, Callable], model: AbstractModel, loss: AbstractLoss
+) -> dict[str, Any]:
+    return {name: function(model, loss) for name, function in functions.items()}
 
 
 def _check(batch: Batch, record: Record, final: Record) -> tuple[Recording, Recording]:
