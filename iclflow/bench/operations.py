@@ -21,8 +21,6 @@ ELEMENTWISE = {
     "integer_pow", "tanh",
 }  # fmt: skip
 
-JAXPRS = (core.ClosedJaxpr, core.Jaxpr)
-
 
 def step_operations(loss: Callable[..., Any], weights: Any) -> float:
     """Of value and gradient of `loss` at `weights`, and two for the update of each weight.
