@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from iclflow.report import compiling
+from iclflow.cli import compiling
 from iclflow.runs.compiling import cores
 
 PROGRAM = """
 import sys
-from iclflow.report.compiling import compile_sparingly
+from iclflow.cli.compiling import compile_sparingly
 if sys.argv[1] != "plain":
     compile_sparingly(int(sys.argv[1]))
 import jax

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import iclflow
+from iclflow.cli.compiling import compile_sparingly
 from iclflow.cli.interrupts import interruptible, leave
 from iclflow.results.choices import require_choice
 
@@ -30,6 +31,9 @@ COMMANDS = {
     "bench": "how fast training is on this machine, against its peak and the literal code",
     "animate": "a video of the weights over training, from a run that recorded them",
 }
+
+# Commands that compile for longer than they compute, and how (`compile_sparingly`).
+LEVELS = {"theory": 0, "simulate": 1, "diagnose": 1, "train": 1, "compare": 1, "plan": 1}
 
 LINE = 500  # characters of a message at most
 
@@ -139,6 +143,8 @@ def run_command(given: Sequence[str]) -> int:
     require_choice("command", given[0], COMMANDS)
     args = build_parser(given[0]).parse_args(given)
     module = importlib.import_module(f"iclflow.cli.{given[0]}")
+    if given[0] in LEVELS:
+        compile_sparingly(LEVELS[given[0]])
     import jax
     import numpy as np
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from iclflow.cli.compiling import compile_sparingly
 from iclflow.cli.console import print_json
 from iclflow.cli.options import typed
 from iclflow.report.figures import FIGURES
@@ -56,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build the report and say what became of it."""
-    from iclflow.report.compiling import compile_sparingly
     from iclflow.report.figures import choose
 
     figures = choose(args.figures)

@@ -104,6 +104,7 @@ class Merged(AbstractAttention):
             "key_labels": ("head", "label", "column"),
         }
 
+    @eqx.filter_jit
     def at_minimum(self, weights: Float[Array, "O O D D"]) -> Self:
         outputs = weights.shape[0]
         zero = jax.tree.map(jnp.zeros_like, self)
@@ -144,6 +145,7 @@ class MergedInitialiser(AbstractInitialiser):
     outputs: int = eqx.field(static=True)
     blocks: Blocks = eqx.field(static=True)
 
+    @eqx.filter_jit
     def __call__(self, key: PRNGKeyArray) -> Merged:
         value_key, merged_key = jax.random.split(key)
         heads, size, outputs = self.heads, self.size, self.outputs
@@ -167,6 +169,7 @@ class LinearTransformerInitialiser(AbstractInitialiser):
     size: int = eqx.field(static=True)
     blocks: Blocks = eqx.field(static=True)
 
+    @eqx.filter_jit
     def __call__(self, key: PRNGKeyArray) -> Merged:
         size = self.size
         noise = self.spread * jax.random.normal(key, (2, 1, size, size))

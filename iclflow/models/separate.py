@@ -103,6 +103,7 @@ class Separate(AbstractAttention):
             "key_labels": ("head", "pair", "label"),
         }
 
+    @eqx.filter_jit
     def at_minimum(self, weights: Float[Array, "O O D D"]) -> Self:
         heads, rank, size = self.keys.shape
         outputs = weights.shape[0]
@@ -154,6 +155,7 @@ class SeparateInitialiser(AbstractInitialiser):
     outputs: int = eqx.field(static=True)
     blocks: Blocks = eqx.field(static=True)
 
+    @eqx.filter_jit
     def __call__(self, key: PRNGKeyArray) -> Separate:
         value_key, key_key, query_key = jax.random.split(key, 3)
         heads, rank, size, outputs = self.heads, self.rank, self.size, self.outputs

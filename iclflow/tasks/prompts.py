@@ -34,7 +34,7 @@ class AbstractPromptSet(eqx.Module):
 
     def prompts(self) -> Prompt:
         """All prompts, stacked (a pytree with a leading axis)."""
-        return eqx.filter_jit(lambda s: jax.vmap(s.prompt)(jnp.arange(s.count)))(self)
+        return _stacked(self)
 
     def chunks(self, size: int) -> Iterator[tuple[Int[Array, " C"], Bool[Array, " C"], int]]:
         """Indices in chunks of one size, a mask for the last one, and how many come so far."""
@@ -45,6 +45,11 @@ class AbstractPromptSet(eqx.Module):
     def prefixes(self, function: Callable[[Prompt], Any], index: Int[Array, " C"]) -> Any:
         """A function of every prefix of some prompts, stacked: leading axes [prompt, length]."""
         return jax.vmap(lambda i: map_prefixes(function, self.prompt(i), self.lengths))(index)
+
+
+@eqx.filter_jit
+def _stacked(prompts: AbstractPromptSet) -> Prompt:
+    return jax.vmap(prompts.prompt)(jnp.arange(prompts.count))
 
 
 class StackedPrompts(AbstractPromptSet):

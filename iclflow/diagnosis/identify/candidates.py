@@ -9,7 +9,12 @@ import numpy as np
 from jaxtyping import Float
 from scipy.optimize import linear_sum_assignment
 
-from iclflow.diagnosis.identify.prompts import draw_prompts, each, predict, predict_stacked
+from iclflow.diagnosis.identify.prompts import (
+    draw_prompts,
+    predict,
+    predict_stacked,
+    targets_of,
+)
 from iclflow.losses.population import LengthMoments
 from iclflow.models import AbstractModel
 from iclflow.tasks.prompts import StackedPrompts
@@ -116,12 +121,11 @@ def partial_group(modes: Modes, chosen: tuple[int, ...]) -> tuple[int, ...]:
 def _best_descent(task: Task, steps: int, prompts: StackedPrompts) -> GradientSteps:
     """`steps` steps of plain descent at the rate with the least loss on the prompts."""
     largest = float(task.spectrum[0]) * LengthMoments.of(task).pairs
-    rates = jnp.geomspace(0.05, 2.0, 40) / (largest if largest > 0 else 1.0)
-    identity = jnp.eye(task.size)
-    stacked = jax.vmap(lambda rate: GradientSteps(rate * identity, steps))(rates)
-    targets = each(prompts, lambda prompt: prompt.target[0])
-    losses = jnp.mean((predict_stacked(prompts, stacked) - targets[None]) ** 2, axis=1)
-    return GradientSteps(rates[jnp.argmin(losses)] * identity, steps)
+    rates = np.geomspace(0.05, 2.0, 40) / (largest if largest > 0 else 1.0)
+    matrices = jnp.asarray(rates[:, None, None] * np.eye(task.size))
+    stacked = jax.vmap(lambda matrix: GradientSteps(matrix, steps))(matrices)
+    errors = np.asarray(predict_stacked(prompts, stacked)) - targets_of(prompts)
+    return GradientSteps(matrices[int(np.argmin(np.mean(errors**2, axis=1)))], steps)
 
 
 def ridges_of(task: Task) -> Float[np.ndarray, " K"]:
@@ -134,7 +138,7 @@ def ridges_of(task: Task) -> Float[np.ndarray, " K"]:
 def _best_ridge(task: Task, prompts: StackedPrompts) -> Ridge:
     """Ridge regression at the ρ with the least loss on the prompts; σ² unless 1% is gained."""
     ridges = ridges_of(task)
-    targets = np.asarray(each(prompts, lambda prompt: prompt.target[0]))
+    targets = targets_of(prompts)
     losses = [np.mean((np.asarray(predict(prompts, Ridge(r))) - targets) ** 2) for r in ridges]
     best = int(np.argmin(np.asarray(losses)))
     return Ridge(ridges[best if losses[best] < 0.99 * losses[0] else 0])
@@ -144,7 +148,7 @@ def merge_equal(found: Mapping[str, Model], prompts: StackedPrompts) -> dict[str
     """One candidate for all that predict the same; the first gives the name."""
     kept: dict[str, Model] = {}
     seen: list[np.ndarray] = []
-    size = float(jnp.sqrt(jnp.mean(each(prompts, lambda prompt: prompt.target[0]) ** 2)))
+    size = np.sqrt(np.mean(targets_of(prompts) ** 2))
     for name, predictor in found.items():
         values = np.asarray(predict(prompts, predictor))
         gaps = [np.sqrt(np.mean((values - other) ** 2)) for other in seen]

@@ -50,6 +50,16 @@ def each(
     return prompts.prefixes(function, jnp.arange(prompts.count)).reshape(-1)
 
 
+def targets_of(prompts: StackedPrompts) -> Float[np.ndarray, " P"]:
+    """What the predictors should say."""
+    return np.asarray(_targets(prompts))
+
+
+@eqx.filter_jit
+def _targets(prompts: StackedPrompts) -> Float[Array, " P"]:
+    return each(prompts, lambda prompt: prompt.target[0])
+
+
 @eqx.filter_jit
 def predict(prompts: StackedPrompts, predictor: AbstractModel) -> Float[Array, " P"]:
     """The predictions of one predictor."""

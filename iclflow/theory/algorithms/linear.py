@@ -7,6 +7,7 @@ zero. `regression` and `bayes` hold the others.
 
 import abc
 
+import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
@@ -117,7 +118,13 @@ def gradient_step(
     The step descends |Y - X w|²/(2n) of the prompt, with n the prompt's normaliser; the best rate
     is η = ⟨G, Pᵀ⟩/⟨Pᵀ, B Pᵀ Λ⟩. With Pᵀ = M of (16) and η = 1 this is `least_squares`.
     """
-    population = _population(source)
+    return _gradient_step(_population(source), rate, preconditioner)
+
+
+@eqx.filter_jit
+def _gradient_step(
+    population: Population, rate: ArrayLike | None, preconditioner: Float[Array, "D D"] | None
+) -> LinearPredictor:
     outputs, size = population.cross.shape[0], population.covariance.shape[0]
     dtype = population.cross.dtype
     matrix = jnp.eye(size, dtype=dtype) if preconditioner is None else preconditioner

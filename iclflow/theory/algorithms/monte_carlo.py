@@ -50,7 +50,7 @@ def monte_carlo_mean(
     chunks = prompts.chunks(min(CHUNK, sequences))
     values = [_chunk(function, predictor, prompts, index) for index, _, _ in chunks]
     samples = jnp.concatenate(values)[:sequences]
-    return Estimate(jnp.mean(samples), jnp.std(samples, ddof=1) / jnp.sqrt(sequences))
+    return Estimate(jnp.mean(samples), jnp.std(samples, ddof=1) / sequences**0.5)
 
 
 @eqx.filter_jit

@@ -40,7 +40,7 @@ def conspicuous_plateaus(
     levels = plateau_losses(source)
     last = levels.shape[0] - 1
     counts = (*range(0, last, rank), last)
-    return counts, levels[jnp.asarray(counts, dtype=int)]
+    return counts, jnp.concatenate([levels[:-1:rank], levels[-1:]])
 
 
 def final_loss(source: Task | Population | Modes, heads: int, rank: int = 1) -> Float[Array, ""]:
