@@ -23,6 +23,7 @@ def random_rotation(key: PRNGKeyArray, size: int) -> Float[Array, "D D"]:
 SMALL = 4096  # products in one contraction, up to which no matrix routine is worth its call
 
 
+@functools.partial(jax.jit, static_argnums=0, inline=True)
 def contract(subscripts: str, *arrays: Array) -> Array:
     """`jnp.einsum` of small arrays, in the form that is fast under `vmap` over thousands of runs.
 
@@ -63,6 +64,14 @@ def _common_order(names: tuple[str, ...]) -> str:
         return "".join(dict.fromkeys("".join(names)))
 
 
+@functools.partial(jax.jit, inline=True)
+def with_eigenvectors(
+    basis: Float[Array, "D r"], values: Float[Array, " r"]
+) -> Float[Array, "D D"]:
+    """The symmetric matrix with these eigenvectors, the columns of `basis`, and eigenvalues."""
+    return (basis * values[None, :]) @ basis.T
+
+
 @functools.partial(jax.jit, static_argnames="power")
 def symmetric_power(matrix: Float[Array, "D D"], power: float) -> Float[Array, "D D"]:
     """`matrix ** power` for a positive semidefinite matrix; a pseudo-inverse power if negative."""
@@ -70,7 +79,7 @@ def symmetric_power(matrix: Float[Array, "D D"], power: float) -> Float[Array, "
     cutoff = values.shape[0] * jnp.finfo(values.dtype).eps * jnp.max(jnp.abs(values))
     safe = jnp.where(values > cutoff, values, 1.0)
     raised = jnp.where(values > cutoff, safe**power, 0.0)
-    return (vectors * raised[None, :]) @ vectors.T
+    return with_eigenvectors(vectors, raised)
 
 
 @functools.lru_cache(maxsize=32)
@@ -85,6 +94,7 @@ def pack_symmetric(matrix: Float[Array, "n n"]) -> Float[Array, " K"]:
     return matrix[rows, columns]
 
 
+@functools.partial(jax.jit, inline=True)
 def pack_dual(matrix: Float[Array, "*batch n n c"]) -> Float[Array, "*batch K c"]:
     """Weights on the packed entries: `sum(W * S) == sum(pack_dual(W) * pack_symmetric(S))`."""
     rows, columns = packed_pairs(matrix.shape[-2])
@@ -93,6 +103,7 @@ def pack_dual(matrix: Float[Array, "*batch n n c"]) -> Float[Array, "*batch K c"
     return jnp.einsum("...kc,k->...kc", both, once)
 
 
+@functools.partial(jax.jit, inline=True)
 def gaussian_moment(
     covariance: Float[Array, "n n"], mean: Float[Array, " n"] | None, *index: Array
 ) -> Float[Array, "..."]:

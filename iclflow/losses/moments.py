@@ -5,6 +5,7 @@ from typing import Any, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from iclflow.losses.features import AbstractFeatureMap, FullFeatures, Sizes, extract
@@ -111,7 +112,7 @@ Sums = tuple[Float[Array, ""], Float[Array, "O F"], Float[Array, "F F"]]
 def _empty(prompts: AbstractPromptSet, map_: AbstractFeatureMap) -> Sums:
     kind = eqx.filter_eval_shape(extract, prompts, map_, jnp.arange(1))[2].dtype
     shapes = (), (prompts.outputs, count := map_.count(prompts)), (count, count)
-    power, cross, second = (jnp.zeros(shape, kind) for shape in shapes)
+    power, cross, second = (jax.device_put(np.zeros(shape, kind)) for shape in shapes)
     return power, cross, second
 
 

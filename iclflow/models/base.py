@@ -216,8 +216,7 @@ def _draw_models(init: AbstractInitialiser, seeds: UInt32[Array, " S"]) -> Abstr
 def empty_model(init: AbstractInitialiser) -> AbstractModel:
     """A model as `init` draws it with zeros for weights: its kind, shapes and types."""
     shapes = eqx.filter_eval_shape(draw_model, init, jax.random.key(0))  # compiles nothing
-    # Through NumPy, which does not either.
-    zeros = lambda a: jnp.asarray(np.zeros(a.shape, a.dtype))  # noqa: E731
+    zeros = lambda a: jax.device_put(np.zeros(a.shape, a.dtype))  # noqa: E731
     kind = jax.ShapeDtypeStruct
     return jax.tree.map(lambda a: zeros(a) if isinstance(a, kind) else a, shapes)
 

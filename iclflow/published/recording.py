@@ -148,6 +148,6 @@ def _loss(
     labels = x[:, :, size:]
     targets = np.concatenate([labels[:, :-1], y[:, None, None]], axis=1)
     prompts = jax.vmap(lambda x, y, t: Prompt(x, y, t, None, normaliser))(
-        jnp.asarray(x[:, :, :size]), jnp.asarray(labels), jnp.asarray(targets)
+        *map(jax.device_put, (x[:, :, :size], labels, targets))
     )
     return published_loss(StackedPrompts(prompts, lengths), model)

@@ -91,8 +91,8 @@ def _as(like: Any, found: np.ndarray, name: str) -> Any:
     if isinstance(like, np.ndarray | np.generic):
         return found
     if _is_key(like):
-        return jax.random.wrap_key_data(jnp.asarray(found), impl=jax.random.key_impl(like))
-    return jnp.asarray(found)
+        return jax.random.wrap_key_data(jax.device_put(found), impl=jax.random.key_impl(like))
+    return jax.device_put(found)
 
 
 def _arrays(tree: Any) -> dict[str, Any]:

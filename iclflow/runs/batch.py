@@ -6,7 +6,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
@@ -173,7 +172,7 @@ def _result(
     axes = (batch.axes[0], eqx.if_array(0), batch.axes[2])
     record = dict(progress.record)
     if recording.after:
-        models = jax.tree.map(jnp.asarray, record.pop(MODELS))
+        models = jax.tree.map(jax.device_put, record.pop(MODELS))
         record |= _after(loss, models, dynamics, recording.after, axes)
     last = _record(loss, axes[0], state.model, final.functions) if final.functions else {}
     if final.after:  # of a run with one save point, its last

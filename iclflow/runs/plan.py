@@ -7,7 +7,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from iclflow.dynamics import AbstractDynamics
@@ -119,7 +118,7 @@ def _stack(trees: Sequence[Any], rows: np.ndarray) -> tuple[Any, Any]:
         return first, None
     arrays = [eqx.filter(tree, eqx.is_array) for tree in trees]
     static = eqx.filter(first, eqx.is_array, inverse=True)
-    stacked = jax.tree.map(lambda *a: jnp.asarray(np.stack(a)[rows]), *arrays)
+    stacked = jax.tree.map(lambda *a: jax.device_put(np.stack(a)[rows]), *arrays)
     return eqx.combine(stacked, static), eqx.if_array(0)
 
 

@@ -39,8 +39,9 @@ class AbstractPromptSet(eqx.Module):
     def chunks(self, size: int) -> Iterator[tuple[Int[Array, " C"], Bool[Array, " C"], int]]:
         """Indices in chunks of one size, a mask for the last one, and how many come so far."""
         for start in range(0, self.count, size):
-            index = jnp.arange(start, start + size)
-            yield index, index < self.count, min(start + size, self.count)
+            index = np.arange(start, start + size)  # known already: nothing to compile
+            inside = jax.device_put(index < self.count)
+            yield jax.device_put(index), inside, min(start + size, self.count)
 
     def prefixes(self, function: Callable[[Prompt], Any], index: Int[Array, " C"]) -> Any:
         """A function of every prefix of some prompts, stacked: leading axes [prompt, length]."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from iclflow.linalg import random_rotation
+from iclflow.linalg import random_rotation, with_eigenvectors
 from iclflow.tasks.base import AbstractTask, Place, Values, require_within
 from iclflow.tasks.inputs import AbstractInputs, Gaussian
 from iclflow.tasks.prompt import Normaliser, Prompt
@@ -168,7 +168,7 @@ class Task(AbstractTask):
     @property
     def covariance(self) -> Float[Array, "D D"]:
         """Λ = E[x xᵀ]."""
-        return (self.basis * self.spectrum[None, :]) @ self.basis.T
+        return with_eigenvectors(self.basis, self.spectrum)
 
     def second_moment(self) -> Float[Array, "O D O D"]:
         """`E[W ⊗ W]` of the task matrices."""

@@ -14,7 +14,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Key, PRNGKeyArray
 
-from iclflow.linalg import gaussian_moment, symmetric_power
+from iclflow.linalg import gaussian_moment, symmetric_power, with_eigenvectors
 from iclflow.tasks.base import Place, Values, require_within
 
 Known = TypeVar("Known")
@@ -109,7 +109,7 @@ class Normal(AbstractTaskVectors):
         if self.mean.shape[1] not in (1, size):
             raise ValueError(f"the task mean must have {size} numbers, got {self.mean.shape[1]}")
         if matrix.shape == (size,):
-            matrix = (basis * matrix[None, :]) @ basis.T
+            matrix = with_eigenvectors(basis, matrix)
         if matrix.shape not in ((), (size, size)):
             raise ValueError(f"the task covariance must be {size} x {size}, got {matrix.shape}")
         if matrix.ndim == 0:
@@ -280,7 +280,7 @@ def _broadcast(values: Array, shape: tuple[int, ...]) -> Array:
     """`jnp.broadcast_to`, without a compilation where the numbers are known."""
     if isinstance(values, Tracer):
         return jnp.broadcast_to(values, shape)
-    return jnp.asarray(np.broadcast_to(np.asarray(values), shape))
+    return jax.device_put(np.broadcast_to(np.asarray(values), shape))
 
 
 def _extended_fourth(task: Float[Array, "O D"]) -> Float[Array, "U U U U"]:

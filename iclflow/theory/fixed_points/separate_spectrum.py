@@ -116,7 +116,7 @@ def separate_spectrum(
     table = table[np.argsort(-table[:, 0], kind="stable")]
     floats = (jnp.asarray(table[:, i], dtype) for i in (0, 4, 5))
     rate, key_part, query_part = floats
-    head_index, pair_index, mode_index = (jnp.asarray(table[:, i].astype(int)) for i in (1, 2, 3))
+    head_index, pair_index, mode_index = (jnp.asarray(table[:, i], int) for i in (1, 2, 3))
     return jnp.asarray(np.sort(np.concatenate([values, zeros])), dtype), Escapes(
         rate, head_index, pair_index, mode_index, key_part, query_part, modes.right
     )
