@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from iclflow import cli
 from iclflow.cli import compiling
 from iclflow.runs.compiling import cores
 
@@ -49,6 +50,25 @@ def test_a_flag_that_a_release_may_not_know_is_left_out(monkeypatch: pytest.Monk
     monkeypatch.setattr(compiling, "version", lambda name: "0.11.2")
     compiling.compile_sparingly(1)
     assert os.environ["XLA_FLAGS"] == "--xla_backend_optimization_level=1"
+
+
+def test_said_twice_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=here")
+    compiling.compile_sparingly(1)
+    once = os.environ["XLA_FLAGS"]
+    compiling.compile_sparingly(1)
+    assert os.environ["XLA_FLAGS"] == once
+    assert once.split()[-1] == "--xla_dump_to=here"
+
+
+def test_commands_that_compute_little_compile_sparingly(monkeypatch, capsys) -> None:
+    assert set(cli.LEVELS) < set(cli.COMMANDS)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert cli.main(["convert", "--rate", "0.2", "--scale", "0.1"]) == 0
+    assert os.environ["XLA_FLAGS"] == ""
+    assert cli.main(["theory", "--spectrum", "1,0.5", "--context", "9", "--json"]) == 0
+    assert os.environ["XLA_FLAGS"].startswith("--xla_backend_optimization_level=0")
+    assert capsys.readouterr().err == ""
 
 
 ALL = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
