@@ -15,7 +15,6 @@ import numpy as np
 import scipy
 from jaxtyping import Array, ArrayLike, Float
 
-from iclflow.linalg import with_eigenvectors
 from iclflow.losses import Population
 from iclflow.models import Merged
 from iclflow.tasks.task import Task
@@ -177,7 +176,7 @@ class _ReducedFlow:
         """M as a matrix."""
         if self.basis is None:
             return m.reshape(self.shape)
-        return with_eigenvectors(self.basis, m)
+        return (self.basis * m[None, :]) @ self.basis.T
 
     def solve(self, strength: float, horizon: float, tolerance: float, **options: Any) -> Any:
         """Integrate τ dM/dt = ‖M‖ A + M ⟨M, A⟩/‖M‖ from M = s(0) G/‖G‖."""
