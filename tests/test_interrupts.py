@@ -69,6 +69,13 @@ def test_an_interrupt_while_something_starts_waits_for_its_end(file):
             wait_for_interrupt()
 
 
+@pytest.mark.parametrize("number", EXIT)
+def test_a_signal_after_the_end_changes_nothing(number):
+    text = "import atexit, os, signal; from iclflow.cli.interrupts import leave; "
+    text += f"atexit.register(os.kill, os.getpid(), signal.{number.name}); leave(1)"
+    assert subprocess.run([sys.executable, "-c", text]).returncode == 1
+
+
 def runs_that(result):
     return xr.Dataset({"result": ("seed", np.asarray([result], np.int8))})
 

@@ -90,6 +90,8 @@ def leave(code: int) -> NoReturn:
     taken apart.
     """
     if code not in EXIT.values():
+        for number in EXIT:  # all is done: what comes while the interpreter ends changes nothing
+            signal.signal(number, signal.SIG_IGN)
         sys.exit(code)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
