@@ -1,5 +1,6 @@
 """Sparing compilation: flags in the environment, and results that agree to rounding."""
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -47,7 +48,7 @@ def test_flags_of_the_user_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_flag_that_a_release_may_not_know_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "")
-    monkeypatch.setattr(compiling, "version", lambda name: "0.11.2")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.11.2")
     compiling.compile_sparingly(1)
     assert os.environ["XLA_FLAGS"] == "--xla_backend_optimization_level=1"
 

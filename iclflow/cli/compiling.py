@@ -1,7 +1,6 @@
 """How a command compiles: often that is half of its time, and of a quick report most."""
 
 import os
-from importlib.metadata import version
 
 
 def compile_sparingly(level: int = 0) -> None:
@@ -11,6 +10,8 @@ def compile_sparingly(level: int = 0) -> None:
 
     - `level`: of LLVM's optimisation, 0 to 3; at 1 long loops still run nearly as fast as at 3.
     """
+    from importlib.metadata import version  # slow to import, and `iclflow --help` needs none
+
     # Compiling takes about 120 s of the processor time of `reproduce all` without these flags, 40 s
     # at level 1; `reproduce all --quick` takes 105 s with them and 196 s without (2 cores).
     flags = [f"--xla_backend_optimization_level={level}"]

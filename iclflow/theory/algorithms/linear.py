@@ -118,12 +118,16 @@ def gradient_step(
     The step descends |Y - X w|²/(2n) of the prompt, with n the prompt's normaliser; the best rate
     is η = ⟨G, Pᵀ⟩/⟨Pᵀ, B Pᵀ Λ⟩. With Pᵀ = M of (16) and η = 1 this is `least_squares`.
     """
-    return _gradient_step(_population(source), rate, preconditioner)
+    # As an array, so that another rate is no other program.
+    known = None if rate is None else jnp.asarray(rate, dtype=float)
+    return _gradient_step(_population(source), known, preconditioner)
 
 
 @eqx.filter_jit
 def _gradient_step(
-    population: Population, rate: ArrayLike | None, preconditioner: Float[Array, "D D"] | None
+    population: Population,
+    rate: Float[Array, ""] | None,
+    preconditioner: Float[Array, "D D"] | None,
 ) -> LinearPredictor:
     outputs, size = population.cross.shape[0], population.covariance.shape[0]
     dtype = population.cross.dtype
