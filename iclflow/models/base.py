@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from iclflow.linalg import contract
+from iclflow.models.kinds import once_a_kind
 from iclflow.results.display import short
 from iclflow.tasks.prompt import Prompt
 
@@ -213,6 +214,7 @@ def _draw_models(init: AbstractInitialiser, seeds: UInt32[Array, " S"]) -> Abstr
     return eqx.filter_vmap(lambda seed: init(jax.random.key(seed)))(seeds)
 
 
+@once_a_kind
 def empty_model(init: AbstractInitialiser) -> AbstractModel:
     """A model as `init` draws it with zeros for weights: its kind, shapes and types."""
     shapes = eqx.filter_eval_shape(draw_model, init, jax.random.key(0))  # compiles nothing

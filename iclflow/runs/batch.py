@@ -14,6 +14,7 @@ from iclflow.runs.labels import INTERRUPTED, outcome
 from iclflow.runs.plan import Batch, pieces
 from iclflow.runs.record import Recording, measure_after
 from iclflow.runs.record.quantities import MODELS
+from iclflow.runs.transfer import to_host
 from iclflow.runs.vmapped import one_clock, vmapped
 
 
@@ -137,22 +138,21 @@ def _piece(
     cut = next((i + 1 for i, mark in enumerate(segment) if float(mark) in stops), len(segment))
     segment = segment[:cut]
     padded = np.concatenate([segment, np.repeat(segment[-1:], size - len(segment))])
-    # A flow that used up its steps may go on from its state; in a sweep it has stopped.
-    over = outcome(progress.state.result) != 0
     run = advance(progress.state, padded, recording.functions)
-    count, record = len(segment), progress.record
+    found, count, record = to_host(run.record), len(segment), progress.record
     if not record and count == len(marks):  # all in one piece: nothing to copy
-        record = jax.tree.map(np.asarray, run.record)
-        return Standing(run.state, record, float(segment[-1]), count)
+        return Standing(run.state, found, float(segment[-1]), count)
     if not record:
         total = len(marks)
-        record = jax.tree.map(lambda a: _empty(a, a.shape[2:], total), run.record)
+        record = jax.tree.map(lambda a: _empty(a, a.shape[2:], total), found)
+    # A flow that used up its steps may go on from its state; in a sweep it has stopped.
+    over = outcome(progress.state.result) != 0
 
-    def put(room: np.ndarray, values: Any) -> None:
-        room[:, begin : begin + count] = np.asarray(values)[:, :count]
+    def put(room: np.ndarray, values: np.ndarray) -> None:
+        room[:, begin : begin + count] = values[:, :count]
         room[over, begin : begin + count] = np.nan
 
-    jax.tree.map(put, record, run.record)
+    jax.tree.map(put, record, found)
     return Standing(run.state, record, float(segment[-1]), begin + count)
 
 
@@ -165,7 +165,8 @@ def _result(
     engine: str,
 ) -> BatchResult:
     state, count = progress.state, batch.count
-    ended, stopped = outcome(state.result), np.asarray(state.stopped)
+    ends, stopped = to_host(_ends(state))
+    ended = outcome(ends)
     if interrupted:
         ended = np.where(ended == 0, INTERRUPTED, ended)
     loss, _, dynamics = batch.parts
@@ -179,7 +180,7 @@ def _result(
         models = jax.tree.map(lambda a: a[:, None], last.pop(MODELS))
         measured = _after(loss, models, dynamics, final.after, axes)
         last |= jax.tree.map(lambda a: a[:, 0], measured)
-    record, last = jax.tree.map(lambda a: np.asarray(a)[:count], (record, last))
+    record, last = jax.tree.map(lambda a: a[:count], to_host((record, last)))
     return BatchResult(batch, record, last, ended[:count], stopped[:count], interrupted, engine)
 
 
@@ -217,6 +218,11 @@ def _start(parts, axes, seeds, weights, key) -> Any:
 
     state = eqx.filter_vmap(one, in_axes=(*axes, 0, 0))(*parts, seeds, weights)
     return one_clock(parts[2], state)
+
+
+@eqx.filter_jit
+def _ends(state) -> Any:
+    return state.result, state.stopped
 
 
 @eqx.filter_jit

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jaxtyping import ArrayLike
 
+from iclflow.dynamics import AbstractDynamics
 from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
 from iclflow.results.provenance import stamp
 from iclflow.runs.batch import BatchResult
@@ -19,7 +21,7 @@ FINAL = "final_"  # begins the names of what is recorded of the last weights onl
 
 def assemble(
     results: Sequence[BatchResult],
-    coordinates: Mapping[str, Sequence[Any]],
+    coordinates: Mapping[str, Sequence[Any] | np.ndarray],
     marks: np.ndarray,
     settings: Any,
 ) -> xr.Dataset:
@@ -78,10 +80,15 @@ def on_grid(parts: Sequence[tuple[tuple, np.ndarray]], shape: tuple[int, ...]) -
 def clock_of(result: BatchResult, marks: np.ndarray) -> np.ndarray:
     """t/τ of every run at the marks, [mark] or [run, mark]."""
     dynamics, axis = result.batch.parts[2], result.batch.axes[2]
+    clocks = np.asarray(_clocks(dynamics, axis, marks))
+    return clocks if axis is None else clocks[: result.batch.count]
+
+
+@eqx.filter_jit
+def _clocks(dynamics: AbstractDynamics, axis: Any, marks: ArrayLike) -> Any:
     if axis is None:
-        return np.asarray(dynamics.clock(marks))
-    clocks = eqx.filter_vmap(lambda one: one.clock(marks), in_axes=(axis,))(dynamics)
-    return np.asarray(clocks)[: result.batch.count]
+        return dynamics.clock(marks)
+    return eqx.filter_vmap(lambda one: one.clock(marks), in_axes=(axis,))(dynamics)
 
 
 def final_models(runs: Mapping[str, Any], init: AbstractInitialiser) -> AbstractModel:

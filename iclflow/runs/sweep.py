@@ -18,6 +18,7 @@ from iclflow.dynamics import AbstractDynamics
 from iclflow.dynamics.base import marks_until
 from iclflow.losses import AbstractLoss, Population
 from iclflow.models import AbstractInitialiser, AbstractModel
+from iclflow.models.kinds import once_a_kind
 from iclflow.results.provenance import code_key
 from iclflow.runs.batch import AbstractObserver, BatchResult, Piece, run_batch
 from iclflow.runs.dataset import assemble
@@ -114,7 +115,7 @@ def sweep(
             break
         if results[-1].interrupted:
             break
-    coordinates = {**axes, "seed": numbers.tolist()}
+    coordinates = {**axes, "seed": numbers.astype(int)}
     runs = assemble(results, coordinates, marks, about if settings is None else settings)
     rate = getattr(dynamics, "rate", None)
     # also where the settings leave it to be chosen
@@ -144,15 +145,18 @@ def _recorded_bytes(entry: Entry, model: AbstractModel, *, record: Record, saves
         names = type(entry.loss).__name__, type(model).__name__
         raise ValueError(f"{names[0]} cannot train {names[1]}: {reason}")
     functions = resolve(record, loss=entry.loss, dynamics=entry.dynamics).functions
-    leaves = jax.tree.leaves(eqx.filter_eval_shape(_measured, functions, model, entry.loss))
-    return saves * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    return saves * _measured_bytes(functions, model, entry.loss)
 
 
-@eqx.filter_jit  # traced once for all sweeps of the kind
-def _measured(
+@once_a_kind
+def _measured_bytes(
     functions: dict[str, Callable], model: AbstractModel, loss: AbstractLoss
-) -> dict[str, Any]:
-    return {name: function(model, loss) for name, function in functions.items()}
+) -> int:
+    def measured(model: AbstractModel, loss: AbstractLoss) -> dict[str, Any]:
+        return {name: function(model, loss) for name, function in functions.items()}
+
+    leaves = jax.tree.leaves(eqx.filter_eval_shape(measured, model, loss))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
 def _check(batch: Batch, record: Record, final: Record) -> tuple[Recording, Recording]:

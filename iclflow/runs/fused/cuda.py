@@ -53,8 +53,12 @@ def advance(
         kernel((blocks,), (BLOCK,), arguments, shared_mem=room)
         cupy.cuda.get_current_stream().synchronize()
     found = [jnp.from_dlpack(a) for a in (*after, record, made)]
-    seen = jnp.moveaxis(found[-2], 2, 0)[:, :, : program.seen_count]
-    return found[:-2], seen, found[-1]
+    return found[:-2], _by_run(found[-2], program.seen_count), found[-1]
+
+
+@functools.partial(jax.jit, static_argnames="count")
+def _by_run(record: Array, count: int) -> Array:
+    return jnp.moveaxis(record, 2, 0)[:, :, :count]
 
 
 @functools.lru_cache(maxsize=64)

@@ -12,6 +12,7 @@ from jaxtyping import Array, Int
 from iclflow.runs.fused import cpp_loop, cpu, cuda, python_loop
 from iclflow.runs.fused.program import TERMS, Program, trace
 from iclflow.runs.fused.tables import Room
+from iclflow.runs.transfer import to_host
 
 VMAP, CPP, NUMBA, PALLAS, CUDA = "vmap", "C++", "Numba", "Pallas", "CUDA"
 # Numbers a lane holds: beyond, registers and compilers give up.
@@ -65,15 +66,13 @@ class Fused:
         """Of each array that all runs share, which numbers are zero: they need no arithmetic."""
         leaves = jax.tree.leaves(eqx.filter(parts, eqx.is_array))
         kinds = zip(leaves, self.program(parts, record).leaves, strict=True)
-        shared = [(a, f.used and not f.own and f.real and not f.table) for a, f in kinds]
-        return tuple((np.asarray(a) == 0).tobytes() if known else b"" for a, known in shared)
+        known = [a if f.used and not f.own and f.real and not f.table else None for a, f in kinds]
+        return tuple(b"" if a is None else (a == 0).tobytes() for a in jax.device_get(known))
 
     def advance(
         self, parts: tuple[Any, Any, Any], marks: np.ndarray, record: dict[str, Callable]
     ) -> Advanced:
         """All runs to the last mark, with what they record at the marks."""
-        arrays, static = eqx.partition(parts, eqx.is_array)
-        leaves, tree = jax.tree.flatten(arrays)
         program, running = self.program(parts, record), parts[2].running
         zeros = self.zeros(parts, record)
         if self.engine == CUDA:
@@ -82,21 +81,13 @@ class Fused:
         elif self.engine == PALLAS:
             after, seen, made = on_gpu(parts, self.own, jnp.asarray(marks), record, zeros)
         else:
+            leaves = jax.tree.leaves(eqx.filter(parts, eqx.is_array))
             flat = {i: _flat(np.asarray(leaves[i]), program.leaves[i]) for i in program.read}
             compiled = (cpp_loop if self.engine == CPP else python_loop).compiled
             alive = np.asarray(running)
             after, seen, made = cpu.advance(compiled, program, flat, zeros, marks, alive)
-        for index, values in zip(program.carried, after, strict=True):
-            leaf = program.leaves[index]
-            leaves[index] = jnp.asarray(values.T.reshape(-1, *leaf.shape), leaf.dtype)
-        clock = leaves[program.clock]
-        leaves[program.clock] = jnp.maximum(clock, int(marks[-1])).astype(clock.dtype)
-        state = eqx.combine(jax.tree.unflatten(tree, leaves), static)[2]
-        made = jnp.asarray(made, state.run.failed.dtype)
-        fails = running & (made < leaves[program.clock])
-        ended = eqx.filter_vmap(lambda r, *how: r.stop(*how))(state.run, fails, made)
-        state = eqx.tree_at(lambda s: s.run, state, ended)
-        return Advanced(state, _recorded(program, np.asarray(seen)))
+            after, made = jax.device_put((after, made))
+        return Advanced(_ended(parts, program, after, made, marks[-1]), _recorded(program, seen))
 
 
 def available() -> str:
@@ -168,8 +159,26 @@ def flattened(parts: Any, own: Any, record: dict[str, Callable]) -> dict[int, Ar
     return {i: _flat(leaves[i], program.leaves[i]) for i in program.read}
 
 
-def _recorded(program: Program, seen: np.ndarray) -> Any:
+@eqx.filter_jit
+def _ended(parts: Any, program: Program, after: list[Array], made: Array, last: Any) -> Any:
+    """The state at the last mark: the numbers `after` it, and the steps made by each run."""
+    arrays, static = eqx.partition(parts, eqx.is_array)
+    leaves, tree = jax.tree.flatten(arrays)
+    for index, values in zip(program.carried, after, strict=True):
+        leaf = program.leaves[index]
+        leaves[index] = values.T.reshape(-1, *leaf.shape).astype(leaf.dtype)
+    clock = leaves[program.clock]
+    leaves[program.clock] = jnp.maximum(clock, jnp.asarray(last, clock.dtype))
+    state = eqx.combine(jax.tree.unflatten(tree, leaves), static)[2]
+    made = made.astype(state.run.failed.dtype)
+    fails = parts[2].running & (made < leaves[program.clock])
+    ended = eqx.filter_vmap(lambda r, *how: r.stop(*how))(state.run, fails, made)
+    return eqx.tree_at(lambda s: s.run, state, ended)
+
+
+def _recorded(program: Program, seen: Any) -> Any:
     """Numbers [run, T, numbers] as the tree that is recorded, [run, mark, ...]."""
+    seen = to_host(seen)
     shapes, tree = jax.tree.flatten(program.recorded)
     ends = np.cumsum([shape.size for shape in shapes])
     parts = zip(shapes, np.split(seen, ends, axis=2)[:-1], strict=True)
