@@ -8,8 +8,7 @@ import jax
 from jaxtyping import Array, Int
 
 CHECKPOINTS = 64  # states kept for the backward pass
-BLOCK = 5  # on a GPU, 2^BLOCK steps between two looks at the counter
-UNROLL = 16  # of them in one go
+BLOCK = 3  # on a GPU, 2^BLOCK steps between two looks at the counter; more are longer in compiling
 SMALL = 8192  # numbers in a state, up to which a look costs more than a step
 
 
@@ -31,8 +30,7 @@ def repeat(step: Callable[[Any], Any], state: Any, count: Int[Array, ""]) -> Any
 
 
 def _steps(step: Callable[[Any], Any], count: int) -> Callable[[Any], Any]:
-    unroll = min(count, UNROLL)
-    return lambda s: jax.lax.scan(lambda s, _: (step(s), None), s, None, count, unroll=unroll)[0]
+    return lambda s: jax.lax.scan(lambda s, _: (step(s), None), s, None, count, unroll=count)[0]
 
 
 def _while(step: Callable[[Any], Any], state: Any, count: Int[Array, ""]) -> Any:

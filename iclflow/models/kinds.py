@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 ARRAYS = (jax.Array, np.ndarray, np.generic)
@@ -17,7 +18,7 @@ def once_a_kind(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.lru_cache(maxsize=64)
-    def found(tree: Any, leaves: tuple[Any, ...], _: tuple[type, ...]) -> Any:
+    def found(tree: Any, leaves: tuple[Any, ...], *_: Any) -> Any:
         return function(*jax.tree.unflatten(tree, leaves))
 
     @functools.wraps(function)
@@ -27,7 +28,7 @@ def once_a_kind(function: Callable[..., Any]) -> Callable[..., Any]:
             jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, ARRAYS) else leaf
             for leaf in leaves
         )
-        # 1, 1.0 and True are equal, and different things.
-        return found(tree, kinds, tuple(map(type, kinds)))
+        # 1, 1.0 and True are equal, and different things; the precision can be another later.
+        return found(tree, kinds, tuple(map(type, kinds)), jnp.result_type(float))
 
     return answer

@@ -15,6 +15,7 @@ from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
 from iclflow.results.provenance import stamp
 from iclflow.runs.batch import BatchResult
 from iclflow.runs.labels import INTERRUPTED, attributes, clock_and_ends, variables
+from iclflow.runs.transfer import copied
 
 FINAL = "final_"  # begins the names of what is recorded of the last weights only
 
@@ -68,7 +69,7 @@ def on_grid(parts: Sequence[tuple[tuple, np.ndarray]], shape: tuple[int, ...]) -
     place, array = parts[0]
     in_order = np.arange(len(array))
     if len(array) == np.prod(shape) and np.all(np.ravel_multi_index(place, shape) == in_order):
-        return np.array(array.reshape(*shape, *array.shape[1:]))  # one batch of all runs
+        return copied(array).reshape(*shape, *array.shape[1:])  # one batch of all runs
     largest = np.max([array.shape[1:] for _, array in parts], axis=0).astype(int)
     kind = np.result_type(*(array for _, array in parts), np.float32)
     whole = np.full((*shape, *largest), np.nan, kind)
