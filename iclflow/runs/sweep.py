@@ -149,14 +149,15 @@ def _recorded_bytes(entry: Entry, model: AbstractModel, *, record: Record, saves
 
 
 @once_a_kind
-def _measured_bytes(
-    functions: dict[str, Callable], model: AbstractModel, loss: AbstractLoss
-) -> int:
-    def measured(model: AbstractModel, loss: AbstractLoss) -> dict[str, Any]:
-        return {name: function(model, loss) for name, function in functions.items()}
-
-    leaves = jax.tree.leaves(eqx.filter_eval_shape(measured, model, loss))
+def _measured_bytes(*parts: Any) -> int:
+    leaves = jax.tree.leaves(eqx.filter_eval_shape(_measured, *parts))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+def _measured(
+    functions: dict[str, Callable], model: AbstractModel, loss: AbstractLoss
+) -> dict[str, Any]:
+    return {name: function(model, loss) for name, function in functions.items()}
 
 
 def _check(batch: Batch, record: Record, final: Record) -> tuple[Recording, Recording]:
