@@ -40,15 +40,16 @@ def write_tensors(
 
     The same arrays make the same bytes, with one word at most: the format does not order them.
     """
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
-    # `save_file` takes the memory as it lies, of a transposed array too.
-    arrays = {name: np.array(tensor, order="C") for name, tensor in tensors.items()}
+    # `save` takes the memory as it lies, of a transposed array too.
+    arrays = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf":
             raise ValueError(f"{path}: tensor {name} has type {array.dtype}, which has no name")
     with replacing(path) as partial:
-        save_file(arrays, partial, dict(metadata or {}))
+        # Its `save_file` writes to a name of its own first, which would stay where it is killed.
+        partial.write_bytes(save(arrays, dict(metadata or {})))
     return Path(path)
 
 
