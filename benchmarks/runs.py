@@ -71,7 +71,7 @@ def main(seeds=1024, steps=10_000):
         one = lambda m: icl.simulate(loss, m, descent, saveat=marks).loss  # noqa: E731
         return eqx.filter_vmap(one)(models)
 
-    alone, _ = seconds(lambda: np.asarray(jax.block_until_ready(bare(models, marks))))
+    alone, _ = seconds(lambda: jax.block_until_ready(bare(models, marks)))
     device = f"{jax.devices()[0].device_kind}, {loss.power.dtype}"
     print(f"{device}: {seeds} runs of {steps} steps, {len(marks)} saves")
     print(f"sweep, vmap    {seeds / plain:12,.0f} runs/s  {plain:.3f} s")

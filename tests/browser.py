@@ -99,10 +99,21 @@ class Page:
         )  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
+        self.load("Page.navigate", url=url)
+
+    def load(self, method: str, **parameters: Any) -> None:
+        """Ask for something that loads a page, and wait until it is there."""
         self._loaded = False
-        self.ask("Page.navigate", url=url)
+        self.ask(method, **parameters)
         while not self._loaded:
             self._note(self._next())
+
+    def until(self, expression: str, patience: float = 60.0, said: str = "''") -> None:
+        """Wait until it is true, however busy the machine; `said` tells what the page says."""
+        end = time.monotonic() + patience
+        while not self.evaluate(expression):
+            assert time.monotonic() < end, f"never true: {expression} {self.evaluate(said)}"
+            time.sleep(0.05)
 
     def evaluate(self, expression: str) -> Any:
         found = self.ask(

@@ -26,6 +26,9 @@ DONE = """(() => {
   const done = [...runs.values()].filter(r => r.setup === setup && r.done && known(r));
   return done.length === setup.settings.seeds;
 })()"""
+STREAMED = """(({ setup, front }) => front?.setup === setup
+  && front.losses.at(-1) < front.losses[0] && !document.getElementById("progress").hidden
+)(explorer.trainer)"""
 STILL = "explorer.timeline.stop()"
 INPUT = """(e => {
   e.value = {value};
@@ -62,13 +65,8 @@ def visit(page, file, fragment="", **size):
     settle(page)
 
 
-def settle(page, patience=30.0):
-    end = time.monotonic() + patience
-    while not page.evaluate(DONE):
-        assert time.monotonic() < end, page.evaluate(
-            "document.getElementById('status').textContent"
-        )
-        time.sleep(0.05)
+def settle(page):
+    page.until(DONE, said="document.getElementById('status').textContent")
     time.sleep(0.2)  # the runs behind are drawn, and words said, some frames later
 
 
@@ -141,11 +139,7 @@ def test_every_preset(page, file):
         page.evaluate(f"{button}.click()")
         assert page.evaluate(f"{button}.getAttribute('aria-pressed')") == "true", name
         if name == "Softmax":  # streamed: it moves, with a progress bar
-            time.sleep(1.0)
-            assert page.evaluate("!document.getElementById('progress').hidden")
-            assert page.evaluate(
-                "explorer.trainer.front.losses.at(-1) < explorer.trainer.front.losses[0]"
-            )
+            page.until(STREAMED)
             continue
         settle(page)
         assert page.evaluate(
@@ -214,12 +208,10 @@ def test_play_and_scrub(page, file):
     assert page.evaluate("explorer.timeline.playing") is False
     page.evaluate("document.getElementById('play').click()")
     first = page.evaluate("explorer.timeline.index")
-    time.sleep(0.3)
-    assert page.evaluate("explorer.timeline.index") > first
+    page.until(f"explorer.timeline.index > {first}")
     page.evaluate(STILL)
     give(page, "time", 40)
-    time.sleep(0.1)
-    assert page.evaluate("explorer.timeline.index") == 40
+    page.until("explorer.timeline.index === 40")
     assert page.evaluate("Number(document.querySelector('#values .cursor').getAttribute('x1'))") > 0
     x, y = page.evaluate(
         "(r => [r.x + 0.5 * r.width, r.y + 100])"
@@ -249,12 +241,11 @@ def test_a_link_brings_the_same_page(page, file):
     page.evaluate(STILL)
     losses = page.evaluate("[...explorer.trainer.front.losses]")
     page.evaluate("explorer.change({})")
-    time.sleep(0.5)
+    page.until("location.hash.includes('&t=')")  # it is kept when nothing changes for a while
     kept = page.evaluate("location.hash")
     visit(page, file, kept.lstrip("#"))
     assert page.evaluate("[...explorer.trainer.front.losses]") == losses
-    page.ask("Page.reload")
-    time.sleep(0.3)
+    page.load("Page.reload")
     settle(page)
     assert page.evaluate("[...explorer.trainer.front.losses]") == losses
 
@@ -447,8 +438,7 @@ def test_views_are_saved(page, file, tmp_path):
     assert page.evaluate(f"{buttons}.length") == 24
     for number in range(24):
         page.evaluate(f"{buttons}[{number}].click()")
-        if number % 3 == 0:  # a picture takes a moment
-            time.sleep(0.2)
+        page.until(f"Object.keys(saved).length === {number + 1}")  # a picture takes a moment
     found = page.evaluate(
         "Promise.all(Object.entries(saved).map("
         "async ([name, blob]) => [name, (await blob.text()).slice(0, 60)]))"
@@ -466,8 +456,7 @@ def test_it_is_calm_where_motion_is_not_wanted_and_small_where_embedded(page, fi
         "Emulation.setEmulatedMedia",
         features=[{"name": "prefers-reduced-motion", "value": "reduce"}],
     )
-    page.ask("Page.navigate", url=f"{file.as_uri()}#embed=1")
-    time.sleep(0.3)
+    page.load("Page.navigate", url=f"{file.as_uri()}#embed=1")
     settle(page)
     assert page.evaluate("explorer.timeline.playing") is False
     assert page.evaluate("explorer.timeline.index === explorer.trainer.front.times.length - 1")

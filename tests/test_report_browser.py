@@ -3,7 +3,6 @@
 import functools
 import http.server
 import threading
-import time
 
 import pytest
 import small_experiment as small
@@ -139,10 +138,7 @@ def test_runs_behind_a_figure_are_live(page, tmp_path):
     report = build([small.figure("live", **runs, live=live), small.figure("plain")], tmp_path)
     page.open(report.index.as_uri(), width=1000)
     words = "document.querySelector('#live-live output').textContent"
-    end = time.monotonic() + 10
-    while not page.evaluate(f"document.querySelector('#live-live output') && {words}"):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    page.until(f"document.querySelector('#live-live output') && {words}")
     said = "Drops of run 0 at 40 (predicted 40). Dashed: predicted from the initial weights."
     assert page.evaluate(words).endswith(said)
     assert page.evaluate("document.querySelectorAll('#live-live .tests path').length") == 1
@@ -191,12 +187,7 @@ def test_the_scorecard_filters_and_sorts_and_leads_to_code_and_control(page, rep
     for name in ("code", "control"):
         links = "[...document.querySelectorAll('#claim-last a')]"
         page.evaluate(f"{links}.find(a => a.textContent === '{name}').click()")
-        end = time.monotonic() + 5
-        while not page.evaluate(
-            "document.querySelector('.anchor:target')?.closest('details').open"
-        ):
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        page.until("document.querySelector('.anchor:target')?.closest('details').open")
         lines.append(page.evaluate("document.querySelector('.anchor:target').textContent"))
     assert 'near("last"' in lines[0]
     assert '"last": data.assign(loss=2 *' in lines[1]
