@@ -1,8 +1,8 @@
 # Everything lives in .venv; the first call of a target installs what it needs, later ones do not.
 #   make reproduce   the figures and the scorecard, into report/index.html (core install only)
-#   make test        every check: lint, format, types, tests, documentation
+#   make test        every check: lint, format, types, tests, documentation (MARKS="not slow" for the long tests too)
 #   make gallery     run the examples and keep their output and pictures for the documentation
-#   make test-all    the same with the slow tests, and property tests on new random examples
+#   make test-all    the same with the long and slow tests, and property tests on new random examples
 #   make test-lowest     tests at the lowest versions that pyproject.toml allows (TESTS="tests" for all)
 #   make release-check   sdist and wheel: contents, metadata, and the tests against the installed wheel
 PYTHON ?= python3
@@ -21,6 +21,9 @@ export OPENBLAS_NUM_THREADS := 1
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 25
 
+# Which tests: the long ones repeat in whole what others test in part.
+MARKS ?= not slow and not long
+
 # Between them these use every dependency.
 TESTS ?= $(addprefix tests/test_, files.py plots.py display.py simulate.py staircase.py cli.py sweep.py \
 	sweep_store.py fused.py animate.py checkpoints.py factored.py)
@@ -33,7 +36,7 @@ reproduce: $(VENV)/.core
 install: $(VENV)/.all
 
 test: lint
-	$(PYTEST)
+	$(PYTEST) -m "$(MARKS)"
 	$(BIN)/mkdocs build --quiet --strict
 
 test-all: lint

@@ -95,6 +95,7 @@ def test_pool_without_noise():
     close(bayes_predictor(blind).posterior(prompt), [0.5, 0.5, 0.0])
 
 
+@pytest.mark.long
 def test_mixture_by_brute_force():
     """In-weight mixture, D = 1: the posterior is an integral over w and one point mass."""
     task = Task(
@@ -140,6 +141,7 @@ def test_mixture_without_noise_and_with_a_pool():
 RIVALS = ["normal", "short", "pool", "mixture", "signs"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RIVALS)
 def test_bayes_beats_every_rival(name):
     task = {

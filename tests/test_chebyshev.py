@@ -89,7 +89,7 @@ def test_a_jump_of_the_slope_is_seen():
     assert int(run.stats["num_rejected_steps"]) == 0
 
 
-@pytest.mark.parametrize("tolerance", [1e-3, 1e-5])
+@pytest.mark.parametrize("tolerance", [1e-3, pytest.param(1e-5, marks=pytest.mark.long)])
 def test_flow_follows_the_flow(tolerance):
     """Second order: the error falls as tolerance^(2/3), and both solvers meet."""
     loss, marks = icl.Population(TASK), np.array([0.0, 5.0, 20.0, 60.0, 200.0])

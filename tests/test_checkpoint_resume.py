@@ -244,6 +244,7 @@ def kill_at(folder, line, delay=0.0):
     return seen, process.returncode
 
 
+@pytest.mark.long
 def test_killed_it_goes_on(tmp_path, whole):
     seen, code = kill_at(tmp_path, 40, 0.003)
     assert (seen, code) == (40, -signal.SIGKILL)

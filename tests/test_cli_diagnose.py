@@ -45,6 +45,7 @@ def staircase_file(tmp_path_factory):
     return store(Study.of(settings).run(), path)
 
 
+@pytest.mark.long
 def test_plateau_m_is_component_regression_and_the_end_least_squares(staircase_file):
     found = diagnose_run(load(staircase_file), sequences=200)
     levels = plateau_losses(Settings(spectrum=SPECTRUM, context=31).task())

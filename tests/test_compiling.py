@@ -33,6 +33,7 @@ def _value(how: str) -> float:
     return float.fromhex(done.stdout)
 
 
+@pytest.mark.long
 def test_results_agree_to_rounding() -> None:
     plain = _value("plain")
     assert [_value("0"), _value("1")] == pytest.approx([plain, plain], rel=1e-14)

@@ -43,6 +43,7 @@ def test_the_kernel_equals_the_library():
     assert sum(map(len, found.values())) > 100
 
 
+@pytest.mark.long
 @needs_node
 @pytest.mark.parametrize(
     ("file", "old", "new", "what"),

@@ -59,10 +59,10 @@ def by_numbers(loss, init, dynamics, steps, seeds):
     ("loss", "init", "optimiser"),
     [
         (POPULATION, SEPARATE, GradientDescent()),
-        (POPULATION, MERGED, Momentum()),
-        (POPULATION, SEPARATE, Adam()),
-        (MOMENTS, MERGED, GradientDescent()),
-        (MOMENTS, FULL, Momentum(nesterov=True)),
+        pytest.param(POPULATION, MERGED, Momentum(), marks=pytest.mark.long),
+        pytest.param(POPULATION, SEPARATE, Adam(), marks=pytest.mark.long),
+        pytest.param(MOMENTS, MERGED, GradientDescent(), marks=pytest.mark.long),
+        pytest.param(MOMENTS, FULL, Momentum(nesterov=True), marks=pytest.mark.long),
     ],
 )
 def test_a_step_on_numbers_is_the_step(loss, init, optimiser):

@@ -69,7 +69,11 @@ COMPILER = pytest.mark.skipif(cpp_loop.compiler() is None, reason="there is no C
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(engine.CPP, marks=COMPILER), pytest.param(engine.NUMBA, marks=NUMBA)]
+    "name",
+    [
+        pytest.param(engine.CPP, marks=COMPILER),
+        pytest.param(engine.NUMBA, marks=[NUMBA, pytest.mark.long]),
+    ],
 )
 def test_moments_in_the_loop_of_the_cpu(monkeypatch, tables, name):
     """A product with the shared matrix between two loops over the lanes; lanes that diverge."""

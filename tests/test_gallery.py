@@ -45,6 +45,7 @@ def answer(output: str) -> tuple[float, float]:
     return float(found[0]), 10.0 ** -len((found[2] or ".")[1:])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("example", SOME)
 def test_an_example_gives_the_number_of_its_page(example, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

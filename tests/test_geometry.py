@@ -265,6 +265,7 @@ def test_lanczos_finds_repeated_eigenvalues_with_their_multiplicity(values):
     np.testing.assert_allclose(ritz.values, values, atol=1e-12)
 
 
+@pytest.mark.long
 def test_sharpness_of_a_loss_is_that_of_its_hessian():
     def loss(weights):
         return jnp.sum(jnp.tanh(weights["a"]) ** 2 @ weights["b"]) + jnp.sum(weights["b"] ** 4)

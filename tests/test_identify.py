@@ -67,6 +67,7 @@ def test_distance_to_components_is_that_of_the_fixed_points(separate):
     np.testing.assert_allclose(found["distance"].values[0, 0], expected, rtol=1e-10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("blocks", list(Blocks))
 def test_distance_to_in_weight_against_sampled_prompts(blocks):
     """The closed form with trained zero blocks and a mixture, against the models themselves."""

@@ -131,6 +131,7 @@ def others(group):
     return found
 
 
+@pytest.mark.long
 def test_a_run_ends_at_a_signal_wherever_it_is(tmp_path):
     begun = started(tmp_path, RUN)
     plan = tmp_path / "run.nc.unfinished" / "plan.json"

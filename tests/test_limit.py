@@ -54,6 +54,7 @@ def slope(scales, error):
     return np.polyfit(np.log(scales), np.log(error), 1)[0]
 
 
+@pytest.mark.long
 def test_the_flow_approaches_the_limit_to_first_order():
     scales = np.array([1e-2, 1e-4])
     errors = np.median(limit_errors(5, scales), axis=(1, 2))

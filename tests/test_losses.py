@@ -21,12 +21,15 @@ from iclflow.runs.simulate import simulate
 from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.task import Task
 from tests.cases import KEY, MODELS, NETWORKS, TASKS, filled, softmax, standardised
+from tests.tiers import some
 
 LEVELS = (Sequences, Features, Moments)
-# Every task, with one of the models; `make test-all` has both.
+# Some tasks with one of the models; CI has every task, and `make test-all` both models.
+SOME = ("plain", "lengths", "heavy")
 PAIRS = [
-    pytest.param(task, name, marks=[pytest.mark.slow] if (i + j) % 2 else [])
+    pytest.param(task, name, marks=rest if (i + j) % 2 == 0 else pytest.mark.slow)
     for i, task in enumerate(TASKS)
+    for rest in [() if task in SOME else pytest.mark.long]
     for j, name in enumerate(MODELS)
 ]
 
@@ -72,7 +75,7 @@ def test_networks_train_like_attention():
             np.testing.assert_allclose(run.loss, attention.loss, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("task_name", TASKS)
+@pytest.mark.parametrize("task_name", some(TASKS, *SOME))
 def test_population_is_the_mean_over_samples(task_name):
     """B (31)(42), G (41), E|y|² in closed form against independent samples, in standard errors."""
     task = TASKS[task_name]()
@@ -93,7 +96,10 @@ def test_population_is_the_mean_over_samples(task_name):
         assert np.max(np.abs(z)) < 8
 
 
-@pytest.mark.parametrize("task_name", ["plain", "mixture", "mean", "lengths", "outputs", "labels"])
+ALL_BLOCKS = ("plain", "mixture", "mean", "lengths", "outputs", "labels")
+
+
+@pytest.mark.parametrize("task_name", some(ALL_BLOCKS, "mixture", "outputs"))
 def test_population_of_all_blocks(task_name):
     """The full moments (87) against samples, and equal to the reduced ones where they meet."""
     task = TASKS[task_name]()

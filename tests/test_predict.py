@@ -44,7 +44,7 @@ def merged(task=LINEAR, scale=1e-2, **options):
         pytest.param(Stairs, WHITE, separate, ConvNet, 1e-3, marks=pytest.mark.slow),
         (OneDrop, LINEAR, merged, None, 1e-3),
         pytest.param(OneDrop, LINEAR, merged, MLP, 1e-3, marks=pytest.mark.slow),
-        (Logistic, WHITE, merged, None, 1e-4),
+        pytest.param(Logistic, WHITE, merged, None, 1e-4, marks=pytest.mark.long),
     ],
 )
 def test_the_best_engine_overlays_the_simulated_flow(engine, task, start, network, tolerance):

@@ -171,6 +171,7 @@ def test_a_figure_that_fails_does_not_stop_the_others(tmp_path):
     assert (tmp_path / "figures/b.pdf").is_file()
 
 
+@pytest.mark.long
 def test_processes_do_the_same_and_one_may_die(tmp_path):
     figures = [
         small.figure("a"),
@@ -187,6 +188,7 @@ def test_processes_do_the_same_and_one_may_die(tmp_path):
     assert {name for name, done, found in seen if found is None and done == 0.0} == {"a", "b", "c"}
 
 
+@pytest.mark.long
 def test_processes_share_the_cores(tmp_path, monkeypatch):
     monkeypatch.setenv("NPROC", "7")
     figures = [small.figure("a", compute=small.HERE.compute_cores), small.figure("b")]

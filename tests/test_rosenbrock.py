@@ -97,6 +97,7 @@ def test_blocks_are_almost_all_of_a_learned_state():
     np.testing.assert_allclose(system.inverse(system.product(x)), x, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("size", "end"),
     [(4, 2e4), pytest.param(16, 1e6, marks=pytest.mark.slow)],

@@ -15,6 +15,7 @@ from iclflow.report.build import build
 from iclflow.report.figures import choose
 from iclflow.results.netcdf import load
 
+pytestmark = pytest.mark.long
 VERDICTS = Path(__file__).parent / "data" / "quick_verdicts.json"
 
 

@@ -7,6 +7,7 @@ from iclflow.losses.memory import readable, require_memory
 from iclflow.models import Blocks
 from iclflow.study.comparison import compare
 from tests.cases import KEY, MODELS, TASKS, softmax
+from tests.tiers import some
 
 
 def test_the_cheapest_exact_level():
@@ -61,7 +62,7 @@ def test_memory_in_words():
         require_memory(10**15, "the moments", "use less")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some(MODELS, "separate"))
 def test_theory_over_a_simulation(name):
     """The predicted drop times agree with the flow from the same small weights."""
     task = icl.Task([0.5, 0.3], 9)

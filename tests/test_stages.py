@@ -276,6 +276,7 @@ def test_the_only_drop_of_a_curve_that_ends_in_it_counts_from_a_share_of_the_los
         assert [drop.complete for drop in stages.drops] == found * [False]
 
 
+@pytest.mark.long
 def test_the_answer_does_not_change_with_the_end_of_the_record():
     for end in (12_500, 13_001, 17_001, 25_001, 40_001):
         time = np.arange(0.0, end)

@@ -15,6 +15,7 @@ from iclflow.theory.drops.head_flow import HeadFlow
 from iclflow.theory.drops.scalar_ode import X_MID, value_course
 from iclflow.theory.drops.staircase import DropsBy, staircase
 from iclflow.theory.fixed_points.modes import Modes
+from tests.tiers import some
 
 LINEAR = Task([0.4, 0.3, 0.2, 0.1], 31)
 TILTED = np.array([[2, 0.5, 0, 0], [0.5, 1, 0.3, 0], [0, 0.3, 1, 0.2], [0, 0, 0.2, 0.5]])
@@ -111,6 +112,7 @@ def make_task(spectrum=(0.4, 0.3, 0.2, 0.1), context=31, rotation=None, **option
     return Task(list(spectrum), context, **options)
 
 
+ONCE = ("fewer heads than modes", "one head of rank two", "no common eigenvectors")
 TWICE = (
     "rank three",
     "white, rank two",
@@ -119,10 +121,7 @@ TWICE = (
 )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if name in TWICE else []) for name in CASES],
-)
+@pytest.mark.parametrize("name", some(CASES, *ONCE, slow=TWICE))
 def test_every_kind_of_task_and_head(name):
     options, heads, rank, tolerance = CASES[name]
     task = make_task(**options)

@@ -163,7 +163,7 @@ def test_batches_are_made_to_fit(memory, monkeypatch):
     np.testing.assert_array_equal(runs["clock"], whole["clock"])
 
 
-@pytest.mark.parametrize("dynamics", [DESCENT, Flow()])
+@pytest.mark.parametrize("dynamics", [DESCENT, pytest.param(Flow(), marks=pytest.mark.long)])
 def test_shares_on_several_cores_change_nothing(dynamics, monkeypatch):
     axes = {"context": [5, 9]}
 

@@ -127,6 +127,7 @@ def test_a_cluster_gives_the_same_bits(cluster, whole, tmp_path):
     assert_undisturbed(out, whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_many_times_every_cell_is_there_once(kills, cluster, whole, tmp_path):
     victims = [("worker", "client", "alone")[i % 3] for i in range(kills)]

@@ -137,6 +137,7 @@ def test_the_atlas_reads_errors_where_they_are():
 PLANNED = Settings(spectrum=(1.0, 0.5), context=8, heads=3, scale=0.05, rate=0.1, steps=1500)
 
 
+@pytest.mark.long
 def test_a_plan_gives_the_probabilities_that_runs_have(capsys):
     given = ["plan", "--spectrum", "1,0.5", "--context", "8", "--heads", "3", "--scale", "0.05"]
     assert cli.main([*given, "--rate", "0.1", "--steps", "1500", "--check", "--json"]) == 0

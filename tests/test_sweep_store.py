@@ -212,6 +212,7 @@ def hold(path, ready, leave):
     leave.wait()
 
 
+@pytest.mark.long
 def test_two_processes_cannot_write_one_store(whole, tmp_path):
     path = tmp_path / "s.zarr"
     run(design(), path, block=2)
