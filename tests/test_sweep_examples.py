@@ -161,6 +161,6 @@ def test_the_scale_that_a_plan_asks_for_makes_it():
 def test_a_plan_needs_steps_and_a_theory():
     with pytest.raises(ValueError, match="give steps"):
         plan(dataclasses.replace(PLANNED, steps=None), 0.9)
-    softmax = dataclasses.replace(PLANNED, model="softmax-merged", sequences=10)
+    softmax = dataclasses.replace(PLANNED, model="softmax-merged", rate=None)
     with pytest.raises(ValueError, match="no theory predicts"):
         plan(softmax, 0.9)

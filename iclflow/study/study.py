@@ -175,11 +175,7 @@ class Study:
 
     def levels(self) -> np.ndarray:
         """The plateau losses L(M_m) of the task; empty where the theory does not cover it."""
-        from iclflow.theory.predict import visited_levels
-
-        if self.task.outputs > 1 or self.settings.fixed_fraction > 0:
-            return np.zeros(0)
-        return visited_levels(self.task, empty_model(self.init))
+        return levels_of(self.settings, self.task, self.init)
 
     def prediction(self, runs: xr.Dataset) -> "Comparison | None":
         """The theory from the same initial weights, where it covers the study."""
@@ -257,6 +253,15 @@ def tests_of(settings: Settings, task: Task, init: AbstractInitialiser) -> dict[
             raise ValueError("fixed_point_distance needs one task; vary weights or data")
         tests["fixed_point_distance"] = OfModel(FixedPointDistance.of(task))
     return tests
+
+
+def levels_of(settings: Settings, task: Task, init: AbstractInitialiser) -> np.ndarray:
+    """The plateau losses L(M_m) of a task; empty where the theory does not cover it."""
+    from iclflow.theory.predict import visited_levels
+
+    if task.outputs > 1 or settings.fixed_fraction > 0:
+        return np.zeros(0)
+    return visited_levels(task, empty_model(init))
 
 
 def drop_times(task: Task, model: AbstractModel) -> np.ndarray:

@@ -10,7 +10,7 @@ from iclflow.diagnostics import first_crossings
 from iclflow.models import AbstractModel, draw_model, draw_models
 from iclflow.results.progress import Progress
 from iclflow.study.settings import Settings
-from iclflow.study.study import Study, drop_times
+from iclflow.study.study import Study, drop_times, levels_of
 from iclflow.theory.drops.many import many_escapes
 
 STARTS, FEW = 1000, 64  # starts behind a law: where they are computed together, and one by one
@@ -18,6 +18,7 @@ ROUGH = 16  # of them, for what else would do
 CHECKED = 200  # runs that are simulated
 QUANTILES = (0.1, 0.5, 0.9)
 MOST_HEADS = 64
+SEPARATE = ("separate", "conv")  # models whose dormant times go as one over the scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,21 +42,22 @@ def law(settings: Settings, starts: int = STARTS, few: int = FEW) -> Law:
 
     `starts` where they are computed together, `few` where one by one.
     """
-    study = _study(settings)
-    levels = study.levels()
+    task = settings.task()
+    init = settings.initialiser(task)
+    levels = levels_of(settings, task, init)
     if len(levels) < 2:
         raise ValueError(f"no theory predicts the drops of {settings.model} on this task")
     seeds = range(settings.seed, settings.seed + starts)
-    if settings.rank == 1 or few == ROUGH:
+    if settings.model in SEPARATE and (settings.rank == 1 or few == ROUGH):
         try:
-            found = many_escapes(study.task, draw_models(study.init, seeds)).times
+            found = many_escapes(task, draw_models(init, seeds)).times
             return Law(found, "Jumps: vanishing initial weights")
-        except ValueError:  # equal modes, or merged key and query
+        except ValueError:  # equal modes
             pass
     times = np.full((few, len(levels) - 1), np.inf)
     for row, seed in zip(times, seeds[:few], strict=True):
-        model: AbstractModel = draw_model(study.init, jax.random.key(seed))
-        found = drop_times(study.task, model)
+        model: AbstractModel = draw_model(init, jax.random.key(seed))
+        found = drop_times(task, model)
         row[: len(found)] = found[: len(row)]
     if np.isinf(times).all():
         raise ValueError(f"no theory predicts the drops of {settings.model} on this task")
@@ -66,8 +68,10 @@ def plan(settings: Settings, probability: float) -> dict[str, Any]:
     """Probabilities and quantiles of each drop within the steps, and what would make it."""
     if settings.steps is None or settings.dynamics != "descent":
         raise ValueError("a plan needs a budget of training steps: give steps, for example 10000")
-    rate = float(_study(settings).dynamics.rate)  # pyright: ignore[reportAttributeAccessIssue]
-    end, found = 2 * rate * settings.steps, law(settings)
+    found = law(settings)  # before the rate: without a theory there is no plan at any rate
+    study = Study.of(dataclasses.replace(settings, seeds=1))
+    rate = float(study.dynamics.rate)  # pyright: ignore[reportAttributeAccessIssue]
+    end = 2 * rate * settings.steps
     left = found.left(end)
     spread = np.sqrt(left * (1 - left) / len(found.times))
     return {
@@ -100,17 +104,13 @@ def check(settings: Settings, progress: Progress | None = None) -> dict[str, Any
             "standard_error": np.sqrt(left * (1 - left) / CHECKED).tolist()}  # fmt: skip
 
 
-def _study(settings: Settings) -> Study:
-    return Study.of(dataclasses.replace(settings, seeds=1))
-
-
 def _scale(settings: Settings, found: Law, end: float, probability: float) -> float | None:
     """The init scale at which all drops come in time with that probability.
 
     Dormant times go as 1/w, so that scale is w times the quantile over the budget; with merged key
     and query they go as ln(1/w), and it is searched.
     """
-    if settings.model in ("separate", "conv"):
+    if settings.model in SEPARATE:
         late = float(np.quantile(found.times[:, -1], probability, method="higher"))
         return settings.scale * late / end if np.isfinite(late) else None
     low, high = -12.0, 0.0  # decades
@@ -127,8 +127,8 @@ def _more_heads(settings: Settings) -> list[int]:
 
 
 def _ranks(settings: Settings, drops: int) -> list[int]:
-    ranked = settings.model in ("separate", "conv")
-    return [r for r in range(1, drops + 1) if r != settings.rank] if ranked else []
+    ranks = range(1, drops + 1) if settings.model in SEPARATE else ()
+    return [r for r in ranks if r != settings.rank]
 
 
 def _alternatives(settings: Settings, name: str, values: list[int], end: float) -> list[dict]:
