@@ -169,6 +169,7 @@ def test_bayes_beats_every_rival(name):
     assert np.all(excess.mean(axis=0) > 3 * excess.std(axis=0) / np.sqrt(COUNT))
 
 
+@pytest.mark.long
 def test_bayes_loss_from_the_inputs_alone():
     """The conditional variance gives the same loss with a far smaller standard error."""
     sharp = bayes_loss(NORMAL, COUNT, key(0))

@@ -134,6 +134,7 @@ def test_few_steps_on_a_long_plateau():
     assert 3e5 * float(icl.sharpness(loss, run.model)) / 2 / 2 > 20 * 600
 
 
+@pytest.mark.long
 def test_the_limit_of_steps_is_a_result_and_the_rest_can_be_run():
     loss, marks = icl.Population(TASK), np.array([0.0, 10.0, 50.0])
     flow = icl.Flow(1e-6, solver=Chebyshev())

@@ -155,6 +155,7 @@ def require_equal(resumed, whole, folder=None):
         assert contents(folder) == contents(whole[1])
 
 
+@pytest.mark.long
 def test_without_a_folder_the_run_is_the_same(whole):
     """In other pieces, other programs: to rounding, which is single here."""
     for name, found in run().items():

@@ -121,6 +121,7 @@ def test_softmax(capsys, model):
     assert found["plateau_losses"] == []
 
 
+@pytest.mark.long
 def test_levels_agree_from_the_shell(capsys):
     auto = simulate(capsys, "--sequences", 60, "--rate", 0.05)
     for level in ("sequences", "features", "moments"):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from theory_tasks import NAMES, key, named_or_random, random_task, seeds, tasks
+from theory_tasks import FEW, NAMES, key, named_or_random, random_task, seeds, tasks
 
 from iclflow.losses import Population
 from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate
@@ -24,6 +24,7 @@ from iclflow.theory import (
     plateau_losses,
     saddle_path,
 )
+from tests.tiers import some
 
 ALL = pytest.mark.parametrize("task", [*NAMES, *seeds(3, 6)], indirect=True)
 
@@ -208,7 +209,7 @@ def test_white_merged_weight():
     close(matrix_of(merged_weights(Task(lam, 31), 2)), np.diag(1 / (lam + (lam + 1) / 31)))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES, *FEW))
 def test_nearest_recovers_every_fixed_point(name):
     task = tasks()[name]
     population = Population(task)

@@ -136,6 +136,7 @@ def test_flows_together_are_flows_alone():
     np.testing.assert_allclose(runs.loss[2], alone.loss, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_the_limit_of_steps_is_a_result():
     task, marks = power_law(3), np.array([0.0, 200.0, 600.0])
     flow = icl.Flow(1e-4, max_steps=5, solver=icl.Rosenbrock())

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
-from theory_tasks import NAMES, key, random_covariance, random_task, seeds, tasks
+from theory_tasks import FEW, NAMES, key, random_covariance, random_task, seeds, tasks
 
 from iclflow.losses import Population
 from iclflow.models import Merged, Separate
@@ -26,6 +26,7 @@ from iclflow.theory import (
     saddle_path,
     separate_stability,
 )
+from tests.tiers import some
 
 TOLERANCE = 1e-10
 
@@ -99,7 +100,7 @@ def check(found, population):
         close(matrix @ vector, -float(found.rates[number]) * np.asarray(vector))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES, *FEW))
 def test_rank_one_spectrum_of_every_fixed_point(name):
     task = tasks()[name]
     population = Population(task)

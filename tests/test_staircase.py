@@ -46,6 +46,7 @@ def errors(scale, seeds):
     return np.asarray(found)
 
 
+@pytest.mark.long
 def test_drop_times_at_a_small_init():
     error = errors(1e-3, 6)
     assert np.all(np.median(error, axis=0) < 1e-3)

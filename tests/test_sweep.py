@@ -392,6 +392,7 @@ def test_truncated_files_are_one_line(tmp_path, keep):
         load(tmp_path / "missing.nc")
 
 
+@pytest.mark.long
 def test_a_flow_that_used_up_its_steps_records_no_more(monkeypatch):
     """In several pieces as in one: what comes after the limit is NaN, and the result says so."""
     monkeypatch.setattr("iclflow.runs.plan.BRIEF", 0.0)

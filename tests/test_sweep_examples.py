@@ -33,6 +33,7 @@ def test_every_example_is_a_design_that_can_run(name):
         assert {example.y, example.theory} <= {*design.summaries}
 
 
+@pytest.mark.long
 def test_a_small_example_finds_that_theory_and_runs_agree(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     changes = ["scale=[0.1,0.2,0.3]", "seeds=2", "steps=3000", "spectrum=[1.0,0.5]", "heads=2"]

@@ -27,6 +27,8 @@ NAMES = (
     "non-commuting rotated", "task mean", "lengths", "fixed normaliser", "white", "doubled",
     "zero eigenvalue", "singular tasks", "one pair", "heavy tails", "signs", "in weight",
 )  # fmt: skip
+# Of these where each is costly: commuting and not, equal and zero eigenvalues.
+FEW = ("paper", "non-commuting rotated", "task mean", "doubled", "zero eigenvalue")
 
 
 @functools.cache
