@@ -17,7 +17,7 @@ from iclflow.runs.record import recorded_models
 from iclflow.study.settings import Settings
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.task import Task
-from iclflow.theory import visited_levels
+from iclflow.theory.predict import covered_levels
 
 RECORD = "record them, for example iclflow simulate --record loss,weights --out run.nc"
 TESTS = ("in_context_loss", "in_weight_loss")  # what a run with a fixed task records of itself
@@ -213,6 +213,4 @@ def _stage_variables(
 
 def levels_of(task: AbstractTask, models: AbstractModel) -> Float[np.ndarray, " n"]:
     """L(M_m) of the plateaus that models (stacked along time) visit, where theory covers them."""
-    if not isinstance(task, Task) or task.tasks.mixed() or task.outputs > 1:
-        return np.zeros(0)
-    return visited_levels(task, jax.tree.map(lambda a: a[0], models))
+    return covered_levels(task, jax.tree.map(lambda a: a[0], models))

@@ -175,7 +175,9 @@ class Study:
 
     def levels(self) -> np.ndarray:
         """The plateau losses L(M_m) of the task; empty where the theory does not cover it."""
-        return levels_of(self.settings, self.task, self.init)
+        from iclflow.theory.predict import covered_levels
+
+        return covered_levels(self.task, empty_model(self.init))
 
     def prediction(self, runs: xr.Dataset) -> "Comparison | None":
         """The theory from the same initial weights, where it covers the study."""
@@ -253,15 +255,6 @@ def tests_of(settings: Settings, task: Task, init: AbstractInitialiser) -> dict[
             raise ValueError("fixed_point_distance needs one task; vary weights or data")
         tests["fixed_point_distance"] = OfModel(FixedPointDistance.of(task))
     return tests
-
-
-def levels_of(settings: Settings, task: Task, init: AbstractInitialiser) -> np.ndarray:
-    """The plateau losses L(M_m) of a task; empty where the theory does not cover it."""
-    from iclflow.theory.predict import visited_levels
-
-    if task.outputs > 1 or settings.fixed_fraction > 0:
-        return np.zeros(0)
-    return visited_levels(task, empty_model(init))
 
 
 def drop_times(task: Task, model: AbstractModel) -> np.ndarray:

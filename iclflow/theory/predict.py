@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from iclflow.losses import Population
 from iclflow.models import AbstractAttention, AbstractLinearModel, AbstractModel, Merged, Separate
 from iclflow.results.display import html_table
+from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.base import Curve, Times
 from iclflow.theory.drops.events import aligned_drops
@@ -231,6 +232,13 @@ def visited_levels(source: Source, model: AbstractModel) -> Float[np.ndarray, " 
     """L(M_m) of the plateaus that a model visits; empty where the theory has none for it."""
     levels = np.asarray(plateau_losses(source))
     return levels[list(model.visits(len(levels) - 1))]
+
+
+def covered_levels(task: AbstractTask, model: AbstractModel) -> Float[np.ndarray, " m"]:
+    """The same where theory covers the task: random tasks only, one output; else empty."""
+    if not isinstance(task, Task) or task.tasks.mixed() or task.outputs > 1:
+        return np.zeros(0)
+    return visited_levels(task, model)
 
 
 def _outputs(source: Source) -> int:
