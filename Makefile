@@ -1,6 +1,6 @@
 # Everything lives in .venv; the first call of a target installs what it needs, later ones do not.
 #   make reproduce   the figures and the scorecard, into report/index.html (core install only)
-#   make test        every check: lint, format, types, tests, documentation (MARKS="not slow" for the long tests too)
+#   make test        lint, format, types, tests, documentation; with MARKS="not slow" the long tests too, as in CI
 #   make gallery     run the examples and keep their output and pictures for the documentation
 #   make test-all    the same with the long and slow tests, and property tests on new random examples
 #   make test-lowest     tests at the lowest versions that pyproject.toml allows (TESTS="tests" for all)
@@ -21,7 +21,7 @@ export OPENBLAS_NUM_THREADS := 1
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 25
 
-# Which tests: the long ones repeat in whole what others test in part.
+# Which tests: the long ones, of seconds each, wait for CI.
 MARKS ?= not slow and not long
 
 # Between them these use every dependency.
