@@ -37,11 +37,11 @@ install: $(VENV)/.all
 
 test: lint
 	$(PYTEST) -m "$(MARKS)"
-	$(BIN)/mkdocs build --quiet --strict
+	$(BIN)/mkdocs build --strict
 
 test-all: lint
 	ICLFLOW_EXAMPLES=random $(PYTEST) -m "slow or not slow"
-	$(BIN)/mkdocs build --quiet --strict
+	$(BIN)/mkdocs build --strict
 
 # Old libraries warn of one another, which is no failure of ours.
 test-lowest: $(VENV)-lowest/.all

@@ -132,7 +132,9 @@ def index(data: dict[str, dict], code: list[Citation], tests: list[Citation]) ->
                 used = [linked(c) for c in code if (c.paper, c.key) == (paper, key)]
                 checked = [tested(c) for c in tests if (c.paper, c.key) == (paper, key)]
                 where = said.holds or f"*not computed: {said.step}*"
-                cells = [*numbers, said.says.replace("|", "\\|"), where]
+                # A bracket of a formula must not become a link of Markdown.
+                says = said.says.replace("|", "\\|").replace("[", "&#91;")
+                cells = [*numbers, says, where]
                 cells += ["<br>".join(dict.fromkeys(used)), "; ".join(dict.fromkeys(checked))]
                 lines.append("| " + " | ".join(cells) + " |")
             lines.append("")

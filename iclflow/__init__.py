@@ -11,10 +11,9 @@ time advances; `simulate` one run or `sweep` over many; lay the theory over it.
 {'seed': 2, 'time': 2}
 """
 
-import ast
-import importlib
-from pathlib import Path
-from typing import Any
+import ast as _ast
+import importlib as _importlib
+from pathlib import Path as _Path
 
 __version__ = "0.2.0"
 
@@ -22,23 +21,24 @@ __version__ = "0.2.0"
 # loaded when it is first used, so that `import iclflow` is quick.
 _HOMES = {
     alias.name: node.module
-    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
-    if isinstance(node, ast.ImportFrom)
+    for node in _ast.parse(_Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
+    if isinstance(node, _ast.ImportFrom)
     for alias in node.names
 }
 __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if home == __name__:
-        return importlib.import_module(f"{home}.{name}")
+        return _importlib.import_module(f"{home}.{name}")
     value = getattr(__import__(home, fromlist=[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """Show the public names and nothing else; what this file imports for itself stays hidden."""
+    return sorted({"__version__", *__all__})
