@@ -122,7 +122,7 @@ def test_quenched_sets():
     modes = TransformerModes.of(task)
     values = diagonal(in_basis(task, pool.members))
     np.testing.assert_allclose(modes.variances, (values**2).mean(axis=0), rtol=1e-12)
-    with pytest.raises(ValueError, match="at least one task, got 0"):
+    with pytest.raises(ValueError, match="at least 1, got 0"):
         tasks.pool(0, KEY)
     with pytest.raises(ValueError, match="4 variances of at least 0"):
         Commuting([1.0, 2.0]).bind(ROTATION)

@@ -35,11 +35,11 @@ def test_unknown_spectrum_says_what_there_is(name):
         ({"spectrum": [[1.0]]}, "non-empty"),
         ({"spectrum": [0.5, -0.1]}, "at least 0"),
         ({"spectrum": [0.5, float("nan")]}, "finite"),
-        ({"context": 0}, "at least one"),
-        ({"context": -3}, "at least one"),
+        ({"context": 0}, "at least 1"),
+        ({"context": -3}, "at least 1"),
         ({"label_noise": -1.0}, "label noise"),
-        ({"lengths": (0, 4)}, "context lengths"),
-        ({"lengths": (99,)}, "context lengths"),
+        ({"lengths": (0, 4)}, "context length"),
+        ({"lengths": (99,)}, "context length"),
         ({"tasks": Pool(np.zeros((4, 3)))}, r"\[M, 2\] like the inputs, got \(4, 1, 3\)"),
         ({"tasks": Normal(covariance=[[1.0, 0.0], [0.0, -1.0]])}, "task covariance"),
         ({"tasks": Normal(covariance=-1.0)}, "task covariance"),
@@ -213,7 +213,7 @@ def test_replace_checks_again():
     assert task.replace(normaliser=Normaliser.NONE).normaliser is Normaliser.NONE
     with pytest.raises(ValueError, match="no field"):
         task.replace(contxt=3)
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="at least 1"):
         task.replace(context=0)
 
 

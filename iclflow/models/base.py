@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 from iclflow.linalg import contract
 from iclflow.models.kinds import once_a_kind
 from iclflow.results.display import short
+from iclflow.tasks.checks import require_real, require_within
 from iclflow.tasks.prompt import Prompt
 
 Pairs = tuple[Float[Array, " H"], Float[Array, "H R D"], Float[Array, "H R D"]]  # v, k, q
@@ -223,8 +224,11 @@ def empty_model(init: AbstractInitialiser) -> AbstractModel:
     return jax.tree.map(lambda a: zeros(a) if isinstance(a, kind) else a, shapes)
 
 
-def require_positive(**sizes: int) -> None:
-    """Raise `ValueError` for a size below one."""
-    for name, value in sizes.items():
-        if isinstance(value, bool) or int(value) != value or value < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {value}")
+def require_scale(name: str, scale: Any) -> Float[Array, ""]:
+    """An init scale as an array: one real number that is finite and at least 0.
+
+    A scale of 0 is allowed: it is the start at zero weights, from which nothing is learned.
+    """
+    found = require_real(name, scale, ndim=0)
+    require_within(name, found, lower=0.0)
+    return found

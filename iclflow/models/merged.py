@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from iclflow.linalg import contract
-from iclflow.models.base import AbstractAttention, AbstractInitialiser, Blocks, require_positive
+from iclflow.models.base import AbstractAttention, AbstractInitialiser, Blocks, require_scale
 from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.checks import require_kind, require_real, require_size, require_within
 
 
 class Merged(AbstractAttention):
@@ -55,8 +56,14 @@ class Merged(AbstractAttention):
         - `scale`: the init scale w, the norm of every layer.
         - `blocks`: whether the zero blocks are trained.
         """
-        require_positive(heads=heads)
-        return MergedInitialiser(jnp.asarray(scale, float), heads, task.size, task.outputs, blocks)
+        task = require_kind("task", task, AbstractTask, "a Task")
+        return MergedInitialiser(
+            require_scale("scale", scale),
+            require_size("heads", heads),
+            task.size,
+            task.outputs,
+            require_kind("blocks", blocks, Blocks, ""),
+        )
 
     @classmethod
     def linear_transformer(
@@ -79,18 +86,22 @@ class Merged(AbstractAttention):
           of the start.
         - `blocks`: whether p₁ and q₂ are trained.
         """
+        task = require_kind("task", task, AbstractTask, "a Task")
         if task.outputs != task.size:
             raise ValueError(
                 f"the linear transformer has as many outputs as inputs, got {task.outputs} and "
                 f"{task.size}; give tasks=Commuting()"
             )
-        second = scale if query_scale is None else query_scale
+        first = require_real("scale", scale, ndim=0)
+        second = first if query_scale is None else require_real("query_scale", query_scale, ndim=0)
+        for name, value in (("scale", first), ("query_scale", second)):
+            require_within(name, value)
         return LinearTransformerInitialiser(
-            scale=jnp.asarray(scale, float),
-            query_scale=jnp.asarray(second, float),
-            spread=jnp.asarray(spread, float),
+            scale=first,
+            query_scale=second,
+            spread=require_scale("spread", spread),
             size=task.size,
-            blocks=blocks,
+            blocks=require_kind("blocks", blocks, Blocks, ""),
         )
 
     def reduce(self) -> Self:

@@ -13,9 +13,10 @@ from iclflow.models.base import (
     AbstractInitialiser,
     Blocks,
     Pairs,
-    require_positive,
+    require_scale,
 )
 from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.checks import require_kind, require_size
 
 
 class Separate(AbstractAttention):
@@ -86,9 +87,14 @@ class Separate(AbstractAttention):
         - `scale`: the init scale w, the norm of every layer.
         - `blocks`: whether the zero blocks are trained.
         """
-        require_positive(heads=heads, rank=rank)
+        task = require_kind("task", task, AbstractTask, "a Task")
         return SeparateInitialiser(
-            jnp.asarray(scale, float), heads, rank, task.size, task.outputs, blocks
+            require_scale("scale", scale),
+            require_size("heads", heads),
+            require_size("rank", rank),
+            task.size,
+            task.outputs,
+            require_kind("blocks", blocks, Blocks, ""),
         )
 
     def reduce(self) -> Self:

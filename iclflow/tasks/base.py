@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Int, PRNGKeyArray
 
 from iclflow.results.display import short
@@ -48,14 +46,3 @@ class AbstractTask(eqx.Module):
     def sample_at(self, key: PRNGKeyArray, place: Place) -> Prompt:
         """Draw the prompt at a place of a set; it matters to mixtures with exact proportions."""
         return self.sample(jax.random.fold_in(key, place.index))
-
-
-def require_within(name: str, values: Array, lower: float = -np.inf, upper: float = np.inf) -> None:
-    """Raise `ValueError` unless all values are finite and within bounds (skipped while tracing)."""
-    if isinstance(values, Tracer):
-        return
-    found = np.asarray(values)
-    bad = found[~(np.isfinite(found) & (found >= lower) & (found <= upper))]
-    if bad.size:
-        need = f"at least {lower:g}" if np.isinf(upper) else f"between {lower:g} and {upper:g}"
-        raise ValueError(f"the {name} must be finite and {need}, got {bad.flat[0]:g}")

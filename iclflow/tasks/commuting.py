@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 
 from iclflow.tasks.base import Place, Values
+from iclflow.tasks.checks import require_real, require_size
 from iclflow.tasks.task_vectors import AbstractTaskVectors, Pool, bound, gaussian_fourth
 
 
@@ -27,7 +28,7 @@ class Commuting(AbstractTaskVectors):
         - `variances`: of the eigenvalues l, one number for all or D of them.
         - `basis`: the eigenvectors U; those of the task's inputs if omitted.
         """
-        self.variances, self.basis = jnp.asarray(variances, dtype=float), basis
+        self.variances, self.basis = require_real("variances", variances), basis
 
     def bind(self, basis: Float[Array, "D D"]) -> Self:
         size, found = basis.shape[0], np.asarray(self.variances)
@@ -73,7 +74,6 @@ class Commuting(AbstractTaskVectors):
 
     def pool(self, count: int, key: PRNGKeyArray) -> Pool:
         """`count` tasks drawn once and for all: a fixed (quenched) set."""
-        if count < 1:
-            raise ValueError(f"a pool needs at least one task, got {count}")
+        count = require_size("the number of tasks in a pool", count)
         normals = jax.random.normal(key, (count, self.dims[0]))
         return Pool(self.matrices(jnp.sqrt(self.variances)[None, :] * normals))

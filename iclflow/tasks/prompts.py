@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from iclflow.linalg import symmetric_power
 from iclflow.tasks.base import AbstractTask, Place
+from iclflow.tasks.checks import require_lengths, require_size
 from iclflow.tasks.prompt import Prompt, map_prefixes
 from iclflow.tasks.task import Draw, require_task
 from iclflow.tasks.task_vectors import Normal
@@ -80,7 +81,7 @@ class StackedPrompts(AbstractPromptSet):
                 )
         whole = (prompts.inputs.shape[1] - 1,)
         self.stacked, self.count = prompts, shapes[0][0]
-        self.lengths = whole if lengths is None else tuple(lengths)
+        self.lengths = whole if lengths is None else require_lengths(lengths)
         if not self.lengths or min(self.lengths) < 1 or max(self.lengths) > whole[0]:
             raise ValueError(
                 f"context lengths must lie between 1 and the context {whole[0]}, got {lengths}"
@@ -187,8 +188,7 @@ class PromptSet(AbstractPromptSet):
           fixed task); else every prompt is an independent draw.
         - `finish`: a last change of every prompt.
         """
-        if count < 1:
-            raise ValueError(f"the number of sequences must be at least 1, got {count}")
+        count = require_size("the number of sequences", count)
         self.task, self.key, self.matching, self.count = task, key, matching, count
         self.exact, self.finish = exact, finish
 

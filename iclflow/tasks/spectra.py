@@ -3,6 +3,7 @@
 import numpy as np
 
 from iclflow.results.choices import nearest
+from iclflow.tasks.checks import require_size
 
 NAMES = ("white", "linear", "power:ALPHA")
 
@@ -13,8 +14,9 @@ def named_spectrum(name: str, size: int, trace: float = 1.0) -> np.ndarray:
     `white`: all equal. `linear`: λ_d ∝ D, D-1, …, 1 (0.4, 0.3, 0.2, 0.1 for D = 4).
     `power:α`: λ_d ∝ d^(-α) (`power:1` is the spectrum of Figs 4 and 9).
     """
-    if size < 1:
-        raise ValueError(f"a spectrum needs at least one eigenvalue, got D = {size}")
+    size = require_size("the number of eigenvalues D", size)
+    if not (isinstance(trace, int | float) and 0 <= trace < np.inf):
+        raise ValueError(f"the trace of a spectrum must be finite and at least 0, got {trace!r}")
     rank = np.arange(1, size + 1, dtype=float)
     kind, _, argument = name.partition(":")
     if name == "white":

@@ -9,13 +9,25 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from iclflow.linalg import random_rotation, with_eigenvectors
-from iclflow.tasks.base import AbstractTask, Place, Values, require_within
+from iclflow.tasks.base import AbstractTask, Place, Values
+from iclflow.tasks.checks import (
+    require_kind,
+    require_lengths,
+    require_real,
+    require_size,
+    require_within,
+)
 from iclflow.tasks.inputs import AbstractInputs, Gaussian
 from iclflow.tasks.prompt import Normaliser, Prompt
 from iclflow.tasks.task_vectors import AbstractTaskVectors, Normal
+
+CONTEXT = "the context, the number of labelled pairs,"
+ORTHONORMAL = 1e-4  # of columns in single precision, with room
+TASKS = "a law of task vectors, such as Normal() or Pool(members)"
 
 
 class ContextLabels(enum.Enum):
@@ -86,7 +98,7 @@ class Task(AbstractTask):
         - `normaliser`: what linear attention divides by.
         - `context_labels`: what the labels in the context are.
         """
-        spectrum = jnp.asarray(spectrum, dtype=float)
+        spectrum = require_real("spectrum", spectrum)
         if spectrum.ndim != 1 or spectrum.size == 0:
             raise ValueError(
                 f"the spectrum must be a non-empty list of eigenvalues, got shape "
@@ -97,20 +109,19 @@ class Task(AbstractTask):
         if rotation is None:
             self.basis = _basis(None, size)
         self.inputs = Gaussian() if inputs is None else inputs
-        self.tasks = (Normal() if tasks is None else tasks).bind(self.basis)
-        self.label_noise = jnp.asarray(label_noise, dtype=float)
-        self.target_noise = jnp.asarray(target_noise, dtype=float)
-        self.context = int(context)
-        self.lengths = (self.context,) if lengths is None else tuple(int(n) for n in lengths)
+        law = Normal() if tasks is None else tasks
+        self.tasks = require_kind("tasks", law, AbstractTaskVectors, TASKS).bind(self.basis)
+        self.label_noise = require_real("label noise", label_noise, ndim=0)
+        self.target_noise = require_real("target noise", target_noise, ndim=0)
+        self.context = require_size(CONTEXT, context)
+        self.lengths = (self.context,) if lengths is None else require_lengths(lengths)
         self.normaliser = normaliser
         self.context_labels = context_labels
 
     def __check_init__(self) -> None:
-        if self.context < 1:
-            raise ValueError(
-                f"the context needs at least one labelled pair, got {self.context}; "
-                f"the paper uses 31"
-            )
+        require_kind("inputs", self.inputs, AbstractInputs, "a law of inputs, such as Sphere()")
+        require_kind("normaliser", self.normaliser, Normaliser, "")
+        require_kind("context_labels", self.context_labels, ContextLabels, "")
         if not self.lengths or min(self.lengths) < 1 or max(self.lengths) > self.context:
             raise ValueError(
                 f"context lengths must lie between 1 and the context {self.context}, "
@@ -123,7 +134,7 @@ class Task(AbstractTask):
     @classmethod
     def from_covariance(cls, covariance: Values, context: int, **options: Any) -> Self:
         """The task whose Λ is a given symmetric positive semidefinite matrix."""
-        matrix = np.asarray(covariance, dtype=float)
+        matrix = np.asarray(require_real("covariance", covariance))
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ValueError(f"a covariance must be a square matrix, got shape {matrix.shape}")
         if not np.allclose(matrix, matrix.T):
@@ -141,17 +152,22 @@ class Task(AbstractTask):
         unknown = set(changes) - set(names)
         if unknown:
             raise ValueError(f"a Task has no field {sorted(unknown)}; it has {names}")
-        if "context" in changes and "lengths" not in changes and self.lengths == (self.context,):
-            changes["lengths"] = (int(changes["context"]),)
+        if "context" in changes:
+            changes["context"] = require_size(CONTEXT, changes["context"])
+            if "lengths" not in changes and self.lengths == (self.context,):
+                changes["lengths"] = (changes["context"],)
+        if "lengths" in changes:
+            changes["lengths"] = require_lengths(changes["lengths"])
         if "tasks" in changes:
-            changes["tasks"] = changes["tasks"].bind(changes.get("basis", self.basis))
+            law = require_kind("tasks", changes["tasks"], AbstractTaskVectors, TASKS)
+            changes["tasks"] = law.bind(changes.get("basis", self.basis))
         copy = object.__new__(type(self))
         for name in names:
             old = getattr(self, name)
             new = changes.get(name, old)
-            object.__setattr__(
-                copy, name, jnp.asarray(new, dtype=float) if eqx.is_array(old) else new
-            )
+            if eqx.is_array(old) and name in changes:
+                new = require_real(name.replace("_", " "), new, ndim=old.ndim)
+            object.__setattr__(copy, name, new)
         copy.__check_init__()
         return copy
 
@@ -244,8 +260,20 @@ def _largest_first(
 def _basis(rotation: Any, size: int) -> Float[Array, "D D"]:
     if rotation is None:
         return jnp.asarray(np.eye(size), dtype=float)
-    if jnp.issubdtype(rotation.dtype, jax.dtypes.prng_key):
+    if isinstance(rotation, jax.Array) and jnp.issubdtype(rotation.dtype, jax.dtypes.prng_key):
+        if rotation.shape != ():
+            raise ValueError(f"the rotation is drawn with one key, got keys of {rotation.shape}")
         return random_rotation(rotation, size)
-    if rotation.shape != (size, size):
-        raise ValueError(f"the rotation must be {size} x {size}, got {rotation.shape}")
-    return jnp.asarray(rotation, dtype=float)
+    found = require_real("rotation", rotation)
+    if found.shape != (size, size):
+        raise ValueError(f"the rotation must be {size} x {size}, got {found.shape}")
+    if not isinstance(found, Tracer):
+        # Eigenvectors that are not orthonormal would give Λ other eigenvalues than the spectrum.
+        columns = np.asarray(found)
+        error = np.abs(columns.T @ columns - np.eye(size)).max()
+        if not error < ORTHONORMAL:
+            raise ValueError(
+                f"the columns of the rotation must be orthonormal, theirs differ from it by "
+                f"{error:.2g}; np.linalg.qr(rotation)[0] makes them so"
+            )
+    return found

@@ -15,7 +15,8 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Key, PRNGKeyArray
 
 from iclflow.linalg import gaussian_moment, symmetric_power, with_eigenvectors
-from iclflow.tasks.base import Place, Values, require_within
+from iclflow.tasks.base import Place, Values
+from iclflow.tasks.checks import require_kind, require_real, require_size, require_within
 
 Known = TypeVar("Known")
 
@@ -96,13 +97,13 @@ class Normal(AbstractTaskVectors):
           or a matrix.
         - `outputs`: the number of rows O.
         """
-        rows = jnp.asarray(mean, dtype=float)
-        if outputs < 1 or rows.ndim > 2 or (rows.ndim == 2 and len(rows) not in (1, outputs)):
+        rows, outputs = require_real("task mean", mean), require_size("outputs", outputs)
+        if rows.ndim > 2 or (rows.ndim == 2 and len(rows) not in (1, outputs)):
             raise ValueError(
                 f"the task mean needs a row for each of the {outputs} outputs, got {rows.shape}"
             )
         self.mean = _broadcast(rows, (outputs, *(rows.shape[-1:] or (1,))))
-        self.covariance, self.root = jnp.asarray(covariance, dtype=float), None
+        self.covariance, self.root = require_real("task covariance", covariance), None
 
     def bind(self, basis: Float[Array, "D D"]) -> Self:
         size, matrix, root = basis.shape[0], self.covariance, self.root
@@ -156,9 +157,10 @@ class Pool(AbstractTaskVectors):
 
     def __init__(self, members: Values) -> None:
         """`members`: the tasks, [M, D], or [M, O, D] for O outputs."""
-        found = jnp.asarray(members, dtype=float)
+        found = require_real("task pool", members)
         if found.ndim not in (2, 3) or found.size == 0:
             raise ValueError(f"a task pool must be [M, D] or [M, O, D], M > 0, got {found.shape}")
+        require_within("task pool", found)
         self.members = found[:, None, :] if found.ndim == 2 else found
 
     def bind(self, basis: Float[Array, "D D"]) -> Self:
@@ -216,9 +218,10 @@ class Mixture(AbstractTaskVectors):
           (|w*|² = D) if omitted.
         - `fraction`: the share of prompts with w*.
         """
-        self.random = Normal() if random is None else random
-        self.fixed = None if fixed is None else jnp.atleast_2d(jnp.asarray(fixed, dtype=float))
-        self.fraction = jnp.asarray(fraction, dtype=float)
+        law = Normal() if random is None else random
+        self.random = require_kind("random", law, AbstractTaskVectors, "a law such as Normal()")
+        self.fixed = None if fixed is None else jnp.atleast_2d(require_real("fixed task", fixed))
+        self.fraction = require_real("fixed fraction", fraction, ndim=0)
         require_within("fixed fraction", self.fraction, lower=0.0, upper=1.0)
 
     def bind(self, basis: Float[Array, "D D"]) -> Self:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from iclflow.linalg import FactoredMatrix
 from iclflow.models import AbstractInitialiser, AbstractModel
-from iclflow.models.base import require_positive
+from iclflow.tasks.checks import require_size
 
 EPSILON = 1e-5  # in the layer norm
 
@@ -141,7 +141,8 @@ class AttentionOnlyInitialiser(AbstractInitialiser):
 
     def __check_init__(self) -> None:
         sizes = ("vocabulary", "context", "layers", "width", "heads")
-        require_positive(**{name: getattr(self, name) for name in sizes})
+        for name in sizes:
+            require_size(name, getattr(self, name))
         if self.width % self.heads:
             raise ValueError(
                 f"the width must be a multiple of the heads, got {self.width} and {self.heads}"

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from iclflow.models.base import require_positive
+from iclflow.tasks.checks import require_size
 
 
 class AbstractCorpus(eqx.Module):
@@ -45,7 +45,8 @@ class Repeated(AbstractCorpus):
         self.periods = (max(1, context // 8), context // 2) if periods is None else periods
 
     def __check_init__(self) -> None:
-        require_positive(vocabulary=self.vocabulary, context=self.context)
+        require_size("vocabulary", self.vocabulary)
+        require_size("context", self.context)
         low, high = self.periods
         if not 1 <= low <= high <= self.context:
             raise ValueError(
@@ -73,7 +74,8 @@ class Markov(AbstractCorpus):
     concentration: float = eqx.field(static=True, default=0.5)  # α; the smaller, the more certain
 
     def __check_init__(self) -> None:
-        require_positive(vocabulary=self.vocabulary, context=self.context)
+        require_size("vocabulary", self.vocabulary)
+        require_size("context", self.context)
         if not self.concentration > 0 or (2 * self.concentration) % 1:
             raise ValueError(
                 f"the concentration must be a positive multiple of 0.5, got {self.concentration}"

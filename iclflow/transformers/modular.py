@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from iclflow.linalg import FactoredMatrix
 from iclflow.models import AbstractInitialiser, AbstractModel
-from iclflow.models.base import require_positive
+from iclflow.tasks.checks import require_size
 
 
 class ModularTransformer(AbstractModel):
@@ -137,7 +137,8 @@ class ModularInitialiser(AbstractInitialiser):
 
     def __check_init__(self) -> None:
         sizes = ("modulus", "width", "heads", "hidden")
-        require_positive(**{name: getattr(self, name) for name in sizes})
+        for name in sizes:
+            require_size(name, getattr(self, name))
         if self.width % self.heads:
             raise ValueError(
                 f"the width must be a multiple of the heads, got {self.width} and {self.heads}"

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from iclflow.losses import Population
-from iclflow.models.base import require_positive
+from iclflow.tasks.checks import require_size
 from iclflow.tasks.task import Task
 from iclflow.theory.fixed_points.modes import Modes
 
@@ -36,7 +36,7 @@ def conspicuous_plateaus(
 
     A head of rank R learns R modes one soon after another; a long plateau waits for a new head.
     """
-    require_positive(rank=rank)
+    require_size("rank", rank)
     levels = plateau_losses(source)
     last = levels.shape[0] - 1
     counts = (*range(0, last, rank), last)
@@ -45,7 +45,8 @@ def conspicuous_plateaus(
 
 def final_loss(source: Task | Population | Modes, heads: int, rank: int = 1) -> Float[Array, ""]:
     """The least loss of H heads of rank R: the top H·R modes (all of them if H·R ≥ rank)."""
-    require_positive(heads=heads, rank=rank)
+    require_size("heads", heads)
+    require_size("rank", rank)
     levels = plateau_losses(source)
     return levels[min(heads * rank, levels.shape[0] - 1)]
 

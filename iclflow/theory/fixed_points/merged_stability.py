@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from iclflow.losses import Population
 from iclflow.models import Merged
-from iclflow.models.base import require_positive
+from iclflow.tasks.checks import require_size
 from iclflow.tasks.task import Task
 from iclflow.theory.fixed_points.modes import Modes
 from iclflow.theory.fixed_points.points import merged_weights
@@ -53,7 +53,7 @@ def merged_stability_at_zero(
     modes = Modes.of(source)
     size = modes.size
     if isinstance(model, int):
-        require_positive(heads=model)
+        require_size("heads", model)
         zero = jnp.zeros((model, size, size), modes.cross.dtype)
         model = Merged(values=zero[:, :1, :1], merged=zero)
     heads = model.values.shape[0]

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from iclflow.losses import Population
 from iclflow.models import Merged, Separate
-from iclflow.models.base import require_positive
+from iclflow.tasks.checks import require_size
 from iclflow.tasks.task import Task
 from iclflow.theory.algorithms.linear import LinearPredictor
 from iclflow.theory.fixed_points.modes import Modes
@@ -87,13 +87,13 @@ class FixedPoint(eqx.Module):
 
     def learned_holdings(self, rank: int = 1) -> Holdings:
         """R modes a head in the order of their drops: how small weights share them out."""
-        require_positive(rank=rank)
+        require_size("rank", rank)
         members = self.index_set
         return tuple(members[i : i + rank] for i in range(0, len(members), rank))
 
     def minimal_holdings(self, rank: int = 1) -> Holdings:
         """R modes a head, the largest weights m_d together: the least norm (commuting tasks)."""
-        require_positive(rank=rank)
+        require_size("rank", rank)
         members = np.asarray(self.index_set, dtype=int)
         order = members[np.argsort(-np.asarray(self.modes.m)[members], kind="stable")]
         chunks = (sorted(order[i : i + rank].tolist()) for i in range(0, len(order), rank))
@@ -109,7 +109,8 @@ class FixedPoint(eqx.Module):
         head, the next R in another. With `holdings` (the modes of each head) it is the least of
         those.
         """
-        require_positive(heads=heads, rank=rank)
+        require_size("heads", heads)
+        require_size("rank", rank)
         count = len(self.index_set)
         if heads * rank < count:
             raise ValueError(
@@ -194,7 +195,7 @@ def merged_weights(
     All heads are parallel, vᵢ = √s aᵢ and Uᵢ = √s aᵢ M*/s with s = ‖M*‖ and a the unit vector
     along `direction` (all heads equal if omitted): the balanced end of small weights (17).
     """
-    require_positive(heads=heads)
+    require_size("heads", heads)
     modes = Modes.of(source)
     target = modes.weight(range(modes.rank))
     a = jnp.ones(heads, target.dtype) if direction is None else direction

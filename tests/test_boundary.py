@@ -1,0 +1,148 @@
+"""Arguments that cannot be meant: a `ValueError` of one line with what is needed, or the truth."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PLAIN = Path(__file__).with_name("plain_calls.py")
+
+SETUP = [
+    "task := icl.Task([0.7, 0.2], 11)",
+    "key := jax.random.key(0)",
+]
+
+# An expression, and a word of the message that refuses it.
+REFUSED = {
+    "sizes": [
+        ("icl.Task([0.7, 0.2], 2.5)", "whole number of at least 1, got 2.5"),
+        ("icl.Task([0.7, 0.2], 2.0)", "whole number of at least 1, got 2.0"),
+        ("icl.Task([0.7, 0.2], '5')", "got '5'"),
+        ("icl.Task([0.7, 0.2], True)", "got True"),
+        ("icl.Task([0.7, 0.2], np.True_)", "got"),
+        ("icl.Task([0.7, 0.2], jnp.asarray(True))", "whole number"),
+        ("icl.Task([0.7, 0.2], None)", "got None"),
+        ("icl.Task([0.7, 0.2], 0)", "at least 1, got 0"),
+        ("icl.Task([0.7, 0.2], 5, lengths=[2.5])", "got 2.5"),
+        ("icl.Task([0.7, 0.2], 5, lengths=['2'])", "got '2'"),
+        ("icl.Task([0.7, 0.2], 5, lengths='25')", "list of whole numbers"),
+        ("icl.Task([0.7, 0.2], 5, lengths=3)", "list of whole numbers"),
+        ("icl.Task([0.7, 0.2], 5, lengths=[])", "between 1 and"),
+        ("task.replace(context=2.5)", "got 2.5"),
+        ("task.replace(context='7')", "got '7'"),
+        ("task.replace(lengths=[1.5])", "got 1.5"),
+        ("icl.Separate.initialiser(task, heads=2.0, scale=0.1)", "heads must be"),
+        ("icl.Separate.initialiser(task, heads='2', scale=0.1)", "heads must be"),
+        ("icl.Separate.initialiser(task, heads=True, scale=0.1)", "heads must be"),
+        ("icl.Separate.initialiser(task, heads=2, rank=1.5, scale=0.1)", "rank must be"),
+        ("icl.Merged.initialiser(task, heads=0, scale=0.1)", "heads must be"),
+        ("icl.MLP.initialiser(task, heads=2.0, scale=0.1)", "heads must be"),
+        ("icl.ConvNet.initialiser(task, heads=2, rank='1', scale=0.1)", "rank must be"),
+        ("icl.Softmax.initialiser(task, heads=2, rank=2.5, scale=0.1)", "rank must be"),
+        ("icl.Normal(outputs=1.5)", "outputs must be"),
+        ("icl.Normal(outputs=0)", "outputs must be"),
+        ("icl.named_spectrum('linear', 2.5)", "got 2.5"),
+        ("icl.named_spectrum('linear', True)", "got True"),
+        ("icl.named_spectrum('linear', 3, trace=float('nan'))", "trace"),
+        ("icl.PromptSet.sample(task, 2.5, key)", "number of sequences"),
+        ("icl.PromptSet.sample(task, '5', key)", "number of sequences"),
+        ("icl.Commuting().bind(jnp.eye(2)).pool(1.5, key)", "pool"),
+    ],
+    "numbers": [
+        ("icl.Task([0.7, 0.2j], 5)", "spectrum must be real numbers"),
+        ("icl.Task(jnp.asarray([0.7, 0.2j]), 5)", "spectrum must be real numbers"),
+        ("icl.Task(['a', 'b'], 5)", "spectrum must be real numbers"),
+        ("icl.Task([[0.7], [0.2, 0.1]], 5)", "spectrum must be real numbers"),
+        ("icl.Task([None, 0.2], 5)", "spectrum must be real numbers"),
+        ("icl.Task([True, False], 5)", "spectrum must be real numbers"),
+        ("icl.Task('linear', 5)", "spectrum must be real numbers, got 'linear'"),
+        ("icl.Task([0.7, float('nan')], 5)", "finite and at least 0"),
+        ("icl.Task([0.7, -0.2], 5)", "finite and at least 0"),
+        ("icl.Task([0.7, 0.2], 5, label_noise=[0.1, 0.2, 0.3])", "one number, got shape (3,)"),
+        ("icl.Task([0.7, 0.2], 5, target_noise=jnp.ones(3))", "one number, got shape (3,)"),
+        ("icl.Task([0.7, 0.2], 5, label_noise=1j)", "label noise must be real"),
+        ("icl.Task([0.7, 0.2], 5, label_noise=-1.0)", "at least 0"),
+        ("task.replace(label_noise=[0.1, 0.2, 0.3])", "one number"),
+        ("task.replace(spectrum=0.5)", "a list"),
+        ("icl.Task([0.7, 0.2], 5, rotation=[[1.0, 0.0], [1.0, 1.0]])", "orthonormal"),
+        ("icl.Task([0.7, 0.2], 5, rotation='haar')", "rotation must be real numbers"),
+        ("icl.Task([0.7, 0.2], 5, rotation=jnp.eye(3))", "2 x 2"),
+        ("icl.Task([0.7, 0.2], 5, rotation=jax.random.split(key))", "one key"),
+        ("icl.Task.from_covariance([[1.0, 1j], [-1j, 1.0]], 5)", "covariance must be real"),
+        ("icl.Normal(mean=1j)", "task mean must be real"),
+        ("icl.Pool([[1.0, float('nan')]])", "task pool must be finite"),
+        ("icl.Mixture(fraction=[0.5, 0.5])", "one number"),
+        ("icl.Mixture(fraction=1.5)", "between 0 and 1"),
+        ("icl.Mixture(fraction=0.5, fixed='x')", "fixed task must be real"),
+        ("icl.Separate.initialiser(task, heads=2, scale=-1)", "scale must be finite and at least"),
+        ("icl.Separate.initialiser(task, heads=2, scale=float('nan'))", "got nan"),
+        ("icl.Merged.initialiser(task, heads=2, scale=float('inf'))", "got inf"),
+        ("icl.Merged.initialiser(task, heads=2, scale=1j)", "scale must be real"),
+        ("icl.Merged.initialiser(task, heads=2, scale='0.1')", "scale must be real"),
+        ("icl.Merged.initialiser(task, heads=2, scale=[0.1, 0.2])", "one number"),
+        ("icl.MLP.initialiser(task, heads=2, scale=-0.1)", "at least 0"),
+    ],
+    "words": [
+        ("icl.Task([0.7, 0.2], 5, inputs='sphere')", "such as Sphere(), got 'sphere'"),
+        ("icl.Task([0.7, 0.2], 5, inputs=icl.Sphere)", "such as Sphere()"),
+        ("icl.Task([0.7, 0.2], 5, tasks='normal')", "a law of task vectors"),
+        ("icl.Task([0.7, 0.2], 5, normaliser='pairs')", "Normaliser.PAIRS or"),
+        ("icl.Task([0.7, 0.2], 5, context_labels='noise')", "ContextLabels.TASK or"),
+        ("task.replace(inputs='sphere')", "such as Sphere()"),
+        ("task.replace(tasks='normal')", "a law of task vectors"),
+        ("task.replace(nothing=3)", "no field"),
+        ("icl.Merged.initialiser(task, heads=2, scale=0.1, blocks='full')", "Blocks.FROZEN or"),
+        ("icl.Separate.initialiser(task, heads=2, scale=0.1, blocks=True)", "Blocks.FROZEN or"),
+        ("icl.Softmax.initialiser(task, heads=2, scale=0.1, blocks='full')", "Blocks.FROZEN or"),
+        ("icl.Merged.initialiser([0.7, 0.2], heads=2, scale=0.1)", "task must be a Task"),
+    ],
+}  # fmt: skip
+
+# An expression that is meant, and what it is.
+MEANT = [
+    ("icl.Task([0.7, 0.2], np.int64(5)).context", "5"),
+    ("icl.Task([0.2, 0.7], 5).spectrum.tolist()", "[0.7, 0.2]"),
+    ("icl.Task(np.asarray([1, 2]), 5).spectrum.tolist()", "[2.0, 1.0]"),
+    ("icl.Task([0.7, 0.2], jnp.asarray(5)).lengths", "(5,)"),
+    ("icl.Task([0.7, 0.2], 5, lengths=range(1, 4)).lengths", "(1, 2, 3)"),
+    ("task.replace(context=5).lengths", "(5,)"),
+    ("float(icl.Merged.initialiser(task, heads=1, scale=0)(key).values.sum())", "0.0"),
+    ("icl.Merged.initialiser(task, heads=np.int32(3), scale=1).heads", "3"),
+]
+
+
+def evaluate(expressions):
+    """What becomes of each expression in one process of its own."""
+    program = [sys.executable, str(PLAIN)]
+    text = json.dumps([*SETUP, *expressions])
+    done = subprocess.run(program, input=text, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)[len(SETUP) :]
+
+
+def wrong(expected, found):
+    """Each expression whose answer is not the expected one, in words."""
+    for (expression, word), (kind, *rest) in zip(expected, found, strict=True):
+        if kind == "value":
+            yield f"{expression} is {rest[0]}"
+        elif rest[0] != "ValueError" or word not in rest[1] or "\n" in rest[1]:
+            yield f"{expression}: {rest[0]}: {rest[1][:300]}"
+
+
+@pytest.fixture(scope="module")
+def answers():
+    groups = {**REFUSED, "meant": MEANT}
+    found = iter(evaluate([text for group in groups.values() for text, _ in group]))
+    return {name: [next(found) for _ in group] for name, group in groups.items()}
+
+
+@pytest.mark.parametrize("group", REFUSED)
+def test_an_argument_that_cannot_be_meant_is_refused_in_one_line(answers, group):
+    assert not list(wrong(REFUSED[group], answers[group]))
+
+
+def test_an_argument_that_is_meant_is_taken_as_it_is(answers):
+    found = [(text, answer) for (text, _), answer in zip(MEANT, answers["meant"], strict=True)]
+    assert found == [(text, ["value", value]) for text, value in MEANT]
