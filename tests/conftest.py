@@ -20,6 +20,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+os.environ["ICLFLOW_CACHE"] = "off"  # no test reads or writes the cache of the user
 os.environ["BROWSER"] = "true"  # a command that does nothing: no test opens a page on a screen
 # Tests compile far more than they compute.
 compile_sparingly()

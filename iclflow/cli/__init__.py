@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import iclflow
-from iclflow.cli.compiling import compile_sparingly
+from iclflow.cli.compiling import compile_sparingly, forget_programs, keep_programs
 from iclflow.cli.interrupts import interruptible, leave
 from iclflow.results.choices import require_choice
 
@@ -149,6 +149,7 @@ def run_command(given: Sequence[str]) -> int:
     import numpy as np
 
     jax.config.update("jax_enable_x64", True)
+    keep_programs()
     # What is not finite is a result here, and said in words.
     with warnings_in_a_line(), np.errstate(all="ignore"):
         return module.run(args)
@@ -161,6 +162,8 @@ def warnings_in_a_line() -> Iterator[None]:
 
     def show(message: Warning | str, *_: Any) -> None:
         line = " ".join(str(message).split())
+        if "persistent compilation cache entry" in line:  # the program was compiled again
+            return forget_programs()
         if line not in said:
             print(f"iclflow: warning: {line}", file=sys.stderr)
         said.add(line)

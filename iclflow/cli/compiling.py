@@ -1,6 +1,11 @@
 """How a command compiles: often that is half of its time, and of a quick report most."""
 
 import os
+import shutil
+
+from iclflow.results.cache import bound, cache_folder, processor
+
+PROGRAMS = 200 << 20  # bytes of compiled programs that are kept
 
 
 def compile_sparingly(level: int = 0) -> None:
@@ -21,3 +26,31 @@ def compile_sparingly(level: int = 0) -> None:
         flags.append("--xla_cpu_parallel_codegen_split_count=1")  # each part has all declarations
     said = os.environ.get("XLA_FLAGS", "").split()
     os.environ["XLA_FLAGS"] = " ".join([*(flag for flag in flags if flag not in said), *said])
+
+
+def keep_programs() -> None:
+    """Let this process keep its compiled programs for the next one, and use those that are kept.
+
+    They lie in the user's cache folder, 200 MB of them at most. `ICLFLOW_CACHE=off` switches this
+    off, and a cache folder that the user gave to JAX wins.
+    """
+    import jax
+
+    if jax.config.values.get("jax_compilation_cache_dir") is not None:
+        return
+    folder = cache_folder(f"programs-{processor()}")
+    if folder is None:
+        return
+    bound(folder, PROGRAMS)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    # Most programs of a command compile in less than the second that JAX waits for by default.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def forget_programs() -> None:
+    """Delete the kept programs: one of them is damaged, and JAX does not replace it by itself."""
+    folder = cache_folder(f"programs-{processor()}")
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(exist_ok=True)

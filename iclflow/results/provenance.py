@@ -19,8 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import iclflow
+from iclflow.results.cache import keep, recall
 
 PACKAGE = Path(__file__).parents[1]
+
+# How a tree of syntax is printed changes with the version of Python, and so does its hash.
+_CODE = f"code-{platform.python_version()}.json"
+_FILES = 2_000  # entries that are kept: several versions of all files
 
 
 def describe(thing: Any, seen: set[int] | None = None) -> Any:
@@ -144,12 +149,20 @@ def code_key(*modules: str) -> str:
 
     What their results may depend on, no more: comments, docstrings and layout do not count.
     """
+    known = _known()
+    before = len(known)
     waiting, seen = [_file(name) for name in modules], dict[Path, str]()
     while waiting:
         path = waiting.pop()
         if path not in seen:
-            seen[path], names = _read(path.read_bytes())
+            source = path.read_bytes()
+            key = hashlib.sha256(source).hexdigest()
+            if key not in known:
+                known[key] = _read(source)
+            seen[path], names = known[key]
             waiting += [file for name in names for file in _files(name)]
+    if len(known) > before:
+        keep(_CODE, dict(list(known.items())[-_FILES:]))
     named = {p.relative_to(PACKAGE).as_posix() if PACKAGE in p.parents else p.name: p for p in seen}
     return _digest({name: seen[path] for name, path in named.items()})
 
@@ -176,6 +189,20 @@ def imported(tree: ast.AST) -> list[str]:
 
 
 @functools.cache
+def _known() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """What `_read` said of files in earlier calls, by the hash of their bytes.
+
+    Parsing the package takes half a second, which is more than most runs take to train.
+    """
+    return {
+        key: (entry[0], tuple(entry[1]))
+        for key, entry in recall(_CODE).items()
+        if isinstance(entry, list)
+        and [type(part) for part in entry] == [str, list]
+        and all(isinstance(name, str) for name in entry[1])
+    }
+
+
 def _read(source: bytes) -> tuple[str, tuple[str, ...]]:
     """A hash of the code in a file, and what it imports of this package."""
     tree = ast.parse(source)
