@@ -8,7 +8,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := docs,fast,hub,sweep,test,video
+EXTRAS := docs,hub,sweep,test,video
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # mkdocs-material's notice about other programs would hide real warnings.
 export NO_MKDOCS_2_WARNING := 1

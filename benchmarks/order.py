@@ -17,7 +17,7 @@ import numpy as np
 from iclflow.bench.engines import RATE, RECORD, _start
 from iclflow.bench.jobs import Job
 from iclflow.dynamics import Descent
-from iclflow.runs.fused import cpp_loop, lanes, python_loop
+from iclflow.runs.fused import cpp_loop, lanes
 from iclflow.runs.fused.engine import Fused
 from iclflow.runs.fused.order import Statement, ordered, read_by
 
@@ -37,7 +37,6 @@ def main(runs=1024, steps=4000):
         for name, order in (("ordered", ordered), ("as it comes", as_it_comes)):
             lanes.ordered = order
             cpp_loop.compiled.cache_clear()
-            python_loop.compiled.cache_clear()
             began = time.perf_counter()
             fused.advance(parts, np.asarray([1]), RECORD)
             compiled, spent = time.perf_counter() - began, []

@@ -4,7 +4,7 @@
 
 The job: population descent, separate key and query of rank one, D = 4, H = 5, the loss at about
 150 steps. One sweep under `vmap`, one by the fused loop of this machine (a GPU, or a CPU with
-a C++ compiler or Numba), in the same process; their largest difference. The bare program is the
+a C++ compiler), in the same process; their largest difference. The bare program is the
 `vmap` loop, called once more on runs that are drawn already: what is left of that sweep is the
 host's (plan, transfers, labels).
 """
@@ -14,7 +14,6 @@ import time
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import iclflow as icl
@@ -41,11 +40,9 @@ def kernel(loss, descent, models, marks):
     parts = (loss, descent, eqx.tree_at(lambda s: s.step, start, start.step[0]))
     fused = engine.Fused.of(*parts, (False, False))
     record = {"loss": lambda model, loss: loss(model)}
-    zeros, marks = fused.zeros(parts, record), jnp.asarray(marks)
-    if fused.engine == engine.PALLAS:
-        return lambda: jax.block_until_ready(engine.on_gpu(parts, fused.own, marks, record, zeros))
+    zeros = fused.zeros(parts, record)
     program, flat = fused.program(parts, record), engine.flattened(parts, fused.own, record)
-    return lambda: cuda.advance(program, flat, zeros, np.asarray(marks), start.running)
+    return lambda: cuda.advance(program, flat, zeros, marks, start.running)
 
 
 def main(seeds=1024, steps=10_000):
@@ -78,12 +75,12 @@ def main(seeds=1024, steps=10_000):
     print(f"bare program   {seeds / alone:12,.0f} runs/s  {alone:.3f} s")
     print(f"host           {max(0.0, 1 - alone / plain):12.0%} of the sweep")
     if fused is None:
-        print("sweep, fused   none: it needs a C++ compiler, or pip install 'iclflow[fast]'")
+        print("sweep, fused   none: it needs a C++ compiler, or CuPy on a GPU")
         return
     time_, compiling = fused
     apart = float(np.abs(kept["fused"]["loss"] - kept["vmap"]["loss"]).max())
     print(f"sweep, fused   {seeds / time_:12,.0f} runs/s  {time_:.3f} s  {own()}")
-    if own() in (engine.PALLAS, engine.CUDA):
+    if own() == engine.CUDA:
         one, _ = seconds(kernel(loss, descent, models, np.asarray([steps])))
         print(f"its kernel     {seeds / one:12,.0f} runs/s  {one:.3f} s, the last loss saved")
     print(f"fused / vmap   {plain / time_:12.1f} times, compiled in {compiling:.1f} s")

@@ -88,7 +88,7 @@ def run_tests(wheel: Path, folder: Path, tests: list[str]) -> None:
     """Install the wheel into a fresh environment and run the tests where no source tree is."""
     venv.create(folder / "env", with_pip=True)
     python = folder / "env" / "bin" / "python"
-    extras = "fast,hub,sweep,test,video"
+    extras = "hub,sweep,test,video"
     quiet = ("--quiet", "--disable-pip-version-check")
     constraints = ROOT / "constraints.txt"
     run(python, "-m", "pip", "install", *quiet, "-c", constraints, f"{wheel}[{extras}]")

@@ -97,7 +97,7 @@ def test_a_head_of_merged_attention_costs_what_its_formulas_say(size):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not FUSED, reason="no C++ compiler, no Numba")
+@pytest.mark.skipif(not FUSED, reason="no C++ compiler")
 def test_both_engines_do_the_same_job():
     found = {
         name: loop.run(20) for name, loop in loops(Job(POPULATION, "merged", 2, 2, runs=3)).items()

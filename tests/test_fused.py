@@ -9,7 +9,7 @@ import pytest
 import iclflow as icl
 from iclflow.dynamics.optimisers import Adam, GradientDescent, Momentum
 from iclflow.models import Blocks, draw_models
-from iclflow.runs.fused import cpp_loop, engine, gpu, python_loop
+from iclflow.runs.fused import cpp_loop, engine
 from iclflow.runs.fused.numbers import Arithmetic, constants
 from iclflow.runs.fused.program import numbers_of
 from iclflow.runs.vmapped import vmapped
@@ -85,22 +85,17 @@ def both(monkeypatch, *arguments, **options):
     return fused
 
 
-NUMBA = pytest.mark.skipif(not python_loop.installed(), reason="Numba is not installed")
 COMPILER = pytest.mark.skipif(cpp_loop.compiler() is None, reason="there is no C++ compiler")
-ON_A_CPU = [
-    pytest.param(engine.CPP, marks=COMPILER),
-    pytest.param(engine.NUMBA, marks=[NUMBA, pytest.mark.slow]),
-]
 
 
-@pytest.mark.parametrize("name", ON_A_CPU)
-def test_the_loop_of_the_cpu(monkeypatch, name):
+@COMPILER
+def test_the_loop_of_the_cpu(monkeypatch):
     """Odd batch, saves at step 0 and the last, lanes with their own rate of which some diverge."""
-    monkeypatch.setattr(engine, "available", lambda: name)
+    monkeypatch.setattr(engine, "available", lambda: engine.CPP)
     options = {"saveat": [0, 7, 60], "record": ["loss", "effective"], "final": ["weights"]}
     axes = {"rate": [0.1, 40.0]}
     fused = both(monkeypatch, POPULATION, SEPARATE, DESCENT, seeds=9, axes=axes, **options)
-    assert fused.attrs["engine"] == f"fused ({name})"
+    assert fused.attrs["engine"] == f"fused ({engine.CPP})"
     ended = fused["result"].values
     assert (ended[0] == 0).all()
     assert (ended[1] != 0).any()
@@ -114,38 +109,9 @@ def test_the_loop_of_the_cpu(monkeypatch, name):
     np.testing.assert_array_equal(fused["stopped"], pieces["stopped"])
 
 
-@pytest.mark.skipif(jax.default_backend() == "gpu", reason="on a GPU the kernel is not interpreted")
-def test_the_kernel_of_the_gpu_in_interpretation(monkeypatch):
-    """The same program through Pallas; compiled for a GPU it is checked by the benchmark."""
-    monkeypatch.setattr(engine, "available", lambda: engine.PALLAS)
-    monkeypatch.setattr(gpu, "INTERPRET", True)
-    monkeypatch.setattr(gpu, "BLOCK", 4)
-    one = icl.Separate.initialiser(TASK, heads=1, scale=0.3)
-    fused = both(monkeypatch, POPULATION, one, DESCENT, saveat=[0, 3, 9], seeds=5)
-    assert "Pallas" in fused.attrs["engine"]
-    monkeypatch.setattr("iclflow.runs.plan.BRIEF", 0.0)
-    monkeypatch.setattr("iclflow.runs.plan.LONG", 0.0)  # most pieces record nothing
-    pieces = icl.sweep(POPULATION, one, DESCENT, saveat=[0, 3, 9], seeds=5)
-    np.testing.assert_array_equal(fused["loss"], pieces["loss"])
-
-
-@pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")  # JAX 0.11
-def test_the_kernel_of_the_gpu_is_lowered(monkeypatch):
-    """As far as a machine without a GPU can tell: the program becomes one Triton kernel."""
-    monkeypatch.setattr(engine, "available", lambda: engine.PALLAS)
-    models = draw_models(SEPARATE, range(3))
-    start = eqx.filter_vmap(lambda m: DESCENT.init(POPULATION, m, jax.random.key(0)))(models)
-    state = eqx.tree_at(lambda s: s.step, start, start.step[0])
-    parts = (POPULATION, DESCENT, state)
-    fused = engine.Fused.of(*parts, (False, False))
-    zeros = fused.zeros(parts, {})
-    traced = jax.jit(lambda m: engine.on_gpu(parts, fused.own, m, {}, zeros)).trace(jnp.arange(2))
-    assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
-
-
 @pytest.mark.parametrize(("dynamics", "word"), [(icl.Flow(1e-6), "descent"), (DESCENT, "too few")])
 def test_the_reason_for_vmap_is_said(monkeypatch, dynamics, word):
-    monkeypatch.setattr(engine, "available", lambda: engine.NUMBA)
+    monkeypatch.setattr(engine, "available", lambda: engine.CPP)
     assert word in icl.sweep(POPULATION, SEPARATE, dynamics, until=2).attrs["engine"]
 
 
@@ -179,8 +145,8 @@ def test_a_compiler_that_does_not_work_is_said(monkeypatch):
 
 def test_what_numbers_cannot_do_is_left_to_vmap(monkeypatch):
     """A recorded function with an operation that has no rule, and a model that is too wide."""
-    monkeypatch.setattr(engine, "WORTH", {engine.NUMBA: 0.0})
-    monkeypatch.setattr(engine, "available", lambda: engine.NUMBA)
+    monkeypatch.setattr(engine, "WORTH", {engine.CPP: 0.0})
+    monkeypatch.setattr(engine, "available", lambda: engine.CPP)
     odd = {"sine": lambda model, loss: jnp.sin(loss(model))}
     assert "sin" in icl.sweep(POPULATION, SEPARATE, DESCENT, until=2, record=odd).attrs["engine"]
     wide = icl.Separate.initialiser(TASK, heads=80, scale=0.3)

@@ -12,7 +12,7 @@ import pytest
 import iclflow as icl
 from iclflow.bench.operations import fused_operations
 from iclflow.models import Blocks, draw_models
-from iclflow.runs.fused import cpp_loop, cuda, engine, program, python_loop
+from iclflow.runs.fused import cpp_loop, cuda, engine, program
 from iclflow.runs.fused.order import Statement, ordered
 from iclflow.runs.fused.writing import CPP, write
 from iclflow.runs.vmapped import vmapped
@@ -64,27 +64,20 @@ def test_few_numbers_wait():
     assert max(waiting) == 2
 
 
-NUMBA = pytest.mark.skipif(not python_loop.installed(), reason="Numba is not installed")
 COMPILER = pytest.mark.skipif(cpp_loop.compiler() is None, reason="there is no C++ compiler")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(engine.CPP, marks=COMPILER),
-        pytest.param(engine.NUMBA, marks=[NUMBA, pytest.mark.long]),
-    ],
-)
-def test_moments_in_the_loop_of_the_cpu(monkeypatch, tables, name):
+@COMPILER
+def test_moments_in_the_loop_of_the_cpu(monkeypatch, tables):
     """A product with the shared matrix between two loops over the lanes; lanes that diverge."""
     dynamics = icl.Descent(0.1)
     arguments = (MOMENTS, FULL, dynamics)
     options = {"saveat": MARKS, "seeds": 5, "axes": {"rate": [0.05, 80.0]}}
     plain = icl.sweep(*arguments, **options)
-    monkeypatch.setattr(engine, "WORTH", {name: 0.0})
-    monkeypatch.setattr(engine, "available", lambda: name)
+    monkeypatch.setattr(engine, "WORTH", {engine.CPP: 0.0})
+    monkeypatch.setattr(engine, "available", lambda: engine.CPP)
     fused = icl.sweep(*arguments, **options)
-    assert fused.attrs["engine"] == f"fused ({name})"
+    assert fused.attrs["engine"] == f"fused ({engine.CPP})"
     assert (fused["result"].values[1] != 0).any()
     for name in plain.variables:
         np.testing.assert_allclose(fused[name], plain[name], rtol=1e-10, atol=1e-12)
@@ -103,8 +96,8 @@ def test_what_is_no_product_is_left_to_vmap(monkeypatch, tables):
         def __call__(self, model):
             return super().__call__(model) + (self.second * self.second).sum()
 
-    monkeypatch.setattr(engine, "WORTH", {engine.NUMBA: 0.0})
-    monkeypatch.setattr(engine, "available", lambda: engine.NUMBA)
+    monkeypatch.setattr(engine, "WORTH", {engine.CPP: 0.0})
+    monkeypatch.setattr(engine, "available", lambda: engine.CPP)
     odd = Odd(MOMENTS.power, MOMENTS.cross, MOMENTS.second, MOMENTS.map)
     assert "large shared array" in icl.sweep(odd, FULL, icl.Descent(0.1), until=2).attrs["engine"]
 

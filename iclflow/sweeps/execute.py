@@ -22,9 +22,7 @@ AHEAD = 2  # blocks a thread has on a cluster: one to compute, one to go on with
 ATTEMPTS = 20  # of a block whose workers die, each of three deaths
 CONNECT = 10  # seconds
 ALONE = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
-ALONE |= dict.fromkeys(
-    ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
-)
+ALONE |= dict.fromkeys(("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """The whole of a training as one compiled loop on the CPU, over blocks of runs side by side."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -8,16 +7,14 @@ from typing import Any
 import numpy as np
 
 from iclflow.runs.compiling import cores
+from iclflow.runs.fused.cpp_loop import compiled
 from iclflow.runs.fused.lanes import LANES
 from iclflow.runs.fused.program import Program
 
 SHARES = 8
-# (program, zeros, careful) -> a loop
-Compiler = Callable[[Program, tuple[bytes, ...], bool], Callable[..., None]]
 
 
 def advance(
-    compiled: Compiler,
     program: Program,
     leaves: dict[int, np.ndarray],
     zeros: tuple[bytes, ...],
@@ -28,7 +25,6 @@ def advance(
 
     What is seen is [run, T, numbers].
 
-    - `compiled`: makes a loop, of which two are needed.
     - `leaves`: those that `program` reads, flat: [numbers, run], or [numbers] where shared.
     - `zeros`: of each shared leaf, which numbers are zero and drop out of the program.
     - `running`: which runs have not failed before.

@@ -7,25 +7,28 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
-from iclflow.runs.fused import cpp_loop, cpu, cuda, python_loop
+from iclflow.runs.fused import cpp_loop, cpu, cuda
 from iclflow.runs.fused.program import TERMS, Program, trace
 from iclflow.runs.fused.tables import Room
 from iclflow.runs.transfer import to_host
 
-VMAP, CPP, NUMBA, PALLAS, CUDA = "vmap", "C++", "Numba", "Pallas", "CUDA"
+VMAP, CPP, CUDA = "vmap", "C++", "CUDA"
 # Numbers a lane holds: beyond, registers and compilers give up.
-WIDEST = {PALLAS: 128, CUDA: 256, CPP: 256, NUMBA: 256}
-# Steps of all runs together from which a loop of 50 numbers is worth compiling, and the power of
-# the numbers with which the time of the compiler grows.
-WORTH = {PALLAS: 1e8, NUMBA: 3e8, CUDA: 1e8, CPP: 3e7}
-GROWTH = {PALLAS: 3, NUMBA: 1, CUDA: 1, CPP: 1}
+WIDEST = 256
+# Steps of all runs together from which a loop of 50 numbers is worth compiling. The time of the
+# compiler grows with the numbers.
+WORTH = {CUDA: 1e8, CPP: 3e7}
 # Times the speed that is supposed of `vmap` when a run is cut into pieces (plan.py), roughly.
-FASTER = {VMAP: 1.0, CPP: 230.0, NUMBA: 150.0, PALLAS: 25.0, CUDA: 25.0}
+FASTER = {VMAP: 1.0, CPP: 230.0, CUDA: 25.0}
 OFFSETS = 2**31  # a kernel counts its numbers in 32 bits
 LONGEST = 128  # features of moments: D = 5; the program grows with them, and its compiler's time
 ROOM = 200 * 2**10  # bytes that a block of threads may share
+NEEDED = {
+    "cpu": "a fused loop needs a C++ compiler: c++, g++, clang++, or what CXX names",
+    "gpu": "a fused loop on a GPU needs CuPy: pip install cupy-cuda13x",
+}
 FEW = "too few runs and steps to be worth compiling a fused loop"
 
 
@@ -78,14 +81,11 @@ class Fused:
         if self.engine == CUDA:
             flat = flattened(parts, self.own, record)
             after, seen, made = cuda.advance(program, flat, zeros, marks, running)
-        elif self.engine == PALLAS:
-            after, seen, made = on_gpu(parts, self.own, jnp.asarray(marks), record, zeros)
         else:
             leaves = jax.tree.leaves(eqx.filter(parts, eqx.is_array))
             flat = {i: _flat(np.asarray(leaves[i]), program.leaves[i]) for i in program.read}
-            compiled = (cpp_loop if self.engine == CPP else python_loop).compiled
             alive = np.asarray(running)
-            after, seen, made = cpu.advance(compiled, program, flat, zeros, marks, alive)
+            after, seen, made = cpu.advance(program, flat, zeros, marks, alive)
             after, made = jax.device_put((after, made))
         return Advanced(_ended(parts, program, after, made, marks[-1]), _recorded(program, seen))
 
@@ -93,10 +93,8 @@ class Fused:
 def available() -> str:
     """The engine of large batches on this machine."""
     if jax.default_backend() == "gpu":
-        return CUDA if cuda.installed() else PALLAS
-    if cpp_loop.compiler() is not None:
-        return CPP
-    return NUMBA if python_loop.installed() else VMAP
+        return CUDA if cuda.installed() else VMAP
+    return VMAP if cpp_loop.compiler() is None else CPP
 
 
 def why_not(
@@ -111,7 +109,7 @@ def why_not(
     if not hasattr(dynamics, "attempt") or loss.stochastic:
         return "only descent on a loss without noise is fused"
     if engine == VMAP:
-        return "fused loops need a C++ compiler, or Numba: pip install 'iclflow[fast]'"
+        return NEEDED["gpu" if jax.default_backend() == "gpu" else "cpu"]
     work = runs * float(marks[-1])
     if work < WORTH[engine]:
         return FEW
@@ -123,32 +121,19 @@ def why_not(
         return f"the C++ compiler does not work: {cpp_loop.trouble()}"
     if any(max(program.leaves[i].shape) > LONGEST for i in program.tables):
         return f"moments of more than {LONGEST} features are too large for a fused loop"
-    if program.tables and engine == PALLAS:
-        return "a fused loop with large moments needs CuPy here: pip install cupy-cuda13x"
     if engine == CUDA and Room(program).bytes > ROOM:
         return "the moments are too large for the memory that the threads of a GPU share"
     terms = sum(f.size for f in program.leaves if f.used and not f.own and not f.table)
-    if max(program.width / WIDEST[engine], terms / TERMS) > 1:
+    if max(program.width / WIDEST, terms / TERMS) > 1:
         return f"{program.width} numbers a run and {terms} shared are too many for a fused loop"
     if len(marks) * program.seen_count * runs >= OFFSETS:
         return "a fused loop records fewer than 2^31 numbers; record less, or at fewer steps"
-    return None if work >= WORTH[engine] * (program.width / 50) ** GROWTH[engine] else FEW
+    return None if work >= WORTH[engine] * program.width / 50 else FEW
 
 
 def _flat(array: Any, leaf: Any) -> Any:
     """[numbers, run], or [numbers] where it is shared."""
     return array.reshape(array.shape[0], -1).T if leaf.own else array.reshape(-1)
-
-
-@eqx.filter_jit
-def on_gpu(
-    parts: Any, own: Any, marks: Int[Array, " T"], record: dict[str, Callable], zeros: Any
-) -> tuple[list[Array], Array, Array]:
-    """The loop as one kernel, in one compiled program with what turns its arrays round."""
-    from iclflow.runs.fused import gpu  # Pallas: an experimental part of JAX, for GPUs alone
-
-    flat = flattened(parts, own, record)
-    return gpu.advance(trace(parts, own, record), flat, zeros, marks, parts[2].running)
 
 
 @eqx.filter_jit

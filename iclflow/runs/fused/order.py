@@ -23,8 +23,7 @@ def ordered(statements: list[Statement], places: Mapping[str, str]) -> list[Stat
     """The statements in such an order; a number that lies in an array is loaded before it is used.
 
     Greedy: next comes what frees most and begins least; of equals, what uses the newest number.
-    Array by array, as automatic differentiation has them, Numba's loop of a merged model
-    takes twice the time (benchmarks/order.py).
+    `benchmarks/order.py` measures what this is worth.
 
     - `places`: of numbers that are there already, where; a statement that writes there comes after
       all that read it.
@@ -68,13 +67,3 @@ def ordered(statements: list[Statement], places: Mapping[str, str]) -> list[Stat
             if not left[m]:
                 ready.add(m)
     return found
-
-
-def renamed(statements: list[Statement], ending: str) -> list[Statement]:
-    """The same with names of their own for the numbers that they define."""
-    defined = {s.name for s in statements if NAME.fullmatch(s.name)}
-
-    def new(text: str) -> str:
-        return NAME.sub(lambda found: found[0] + ending * (found[0] in defined), text)
-
-    return [Statement(new(s.name), new(s.expression)) for s in statements]

@@ -35,14 +35,6 @@ class Language(NamedTuple):
     place: str  # a room and a row of it
 
 
-PYTHON = Language(
-    choose="{1} if {0} else {2}",
-    no="not {0}",
-    sqrt="np.sqrt({0})",
-    power="{0} ** {1}",
-    cast="np.{1}({0})",
-    place="{0}[{1}, lane]",
-)
 CPP = Language(
     choose="{0} ? {1} : {2}",
     no="!{0}",
