@@ -204,7 +204,7 @@ def write_text(dataset: Any, path: Path, *, values: bool) -> None:
     names = columns(dataset)
     table = np.stack([dataset[name].values for name in names], axis=1)
     if values and len(names) == 1:
-        table = np.concatenate([table, dataset["values"].values], axis=1)
+        table = np.concatenate([table, dataset["values"].transpose("time", ...).values], axis=1)
     with replacing(path) as partial:
         np.savetxt(partial, table)
 

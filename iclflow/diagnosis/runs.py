@@ -13,6 +13,7 @@ from iclflow.diagnosis.identify import best_match, identify
 from iclflow.diagnosis.padding import pad_seeds
 from iclflow.diagnostics import Clock, Stages, find_stages, stages_dataset
 from iclflow.models import AbstractInitialiser, AbstractModel
+from iclflow.runs.labels import in_order
 from iclflow.runs.record import recorded_models
 from iclflow.study.settings import Settings
 from iclflow.tasks.base import AbstractTask
@@ -37,6 +38,7 @@ def select_run(runs: xr.Dataset, seed: int | None = None) -> xr.Dataset:
         raise ValueError(
             f"this file varies {', '.join(others)}; select one value and save it first"
         )
+    runs = in_order(runs)
     if "seed" in runs.dims:
         seeds = runs["seed"].values.tolist()
         if seed is None and len(seeds) > 1:
@@ -196,7 +198,7 @@ def _stage_variables(
         if not inside.any():
             inside[np.argmin(np.abs(times - (plateau.start + plateau.end) / 2))] = True
         if names.size:
-            mean = found["distance"].values[inside].mean(axis=0)
+            mean = found["distance"].transpose("time", "candidate").values[inside].mean(axis=0)
             best, margin = best_match(mean[None], names.tolist())
             matches.append(str(names[best[0]]))
             margins.append(float(margin[0]))

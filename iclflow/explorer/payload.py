@@ -12,6 +12,7 @@ import xarray as xr
 
 from iclflow.explorer.address import require_page
 from iclflow.models import AbstractModel, Blocks, Merged, Separate, empty_model
+from iclflow.runs.labels import in_order
 from iclflow.runs.record import recorded_models
 from iclflow.study.load import load_runs
 from iclflow.study.settings import Settings
@@ -35,7 +36,7 @@ def payload(runs: xr.Dataset, title: str) -> bytes:
     settings = require_recorded(runs)
     task = settings.task()
     init = settings.initialiser(task)
-    runs = runs.isel(seed=slice(RUNS))
+    runs = in_order(runs).isel(seed=slice(RUNS))
     runs = runs.isel(time=shown(runs["time"].values, runs["loss"].values))
     each = [runs.isel(seed=i) for i in range(runs.sizes["seed"])]
     mixed = settings.fixed_fraction > 0

@@ -47,7 +47,7 @@ def runs_figure(found: xr.Dataset, *, title: str = "") -> Figure:
             2, 1, sharex=True, gridspec_kw={"height_ratios": (0.75, 0.05 + 0.08 * count)}
         )
         for i, colour in enumerate(colours):
-            top.plot(found["time"], found["loss"][i], color=colour, linewidth=0.9)
+            top.plot(found["time"], found["loss"].isel(seed=i), color=colour, linewidth=0.9)
         top.set_ylabel("loss")
         top.set_ylim(0, 1.08 * float(np.nanmax(found["loss"])))
         plot_levels(top, found["level_theory"].values, fontsize=7)
@@ -125,7 +125,7 @@ def _clock_axis(axes: Axes, found: xr.Dataset) -> None:
 def _alignment(axes: Axes, found: xr.Dataset) -> None:
     if "alignment" in found:
         for d in range(found.sizes["component"]):
-            curve = found["alignment"][:, d]
+            curve = found["alignment"].isel(component=d)
             if bool(np.isfinite(curve).all()):
                 axes.plot(
                     found["time"],
@@ -163,8 +163,9 @@ def checkpoints_figure(
         for row, circuit in enumerate(circuits):
             for column, k in enumerate(chosen):
                 panel = figure.add_subplot(grid[row, column])
+                moment = data[measure].isel(step=k)
                 image = panel.imshow(
-                    data[measure].sel(circuit=circuit).values[k], aspect="auto",
+                    moment.sel(circuit=circuit).transpose("layer", "head"), aspect="auto",
                     vmin=limits[0], vmax=limits[1], cmap="viridis",
                 )  # fmt: skip
                 _ticks(panel, data, column == 0, row == len(circuits) - 1, str(circuit))
@@ -247,7 +248,8 @@ def curve_figure(found: xr.Dataset, *, title: str = "") -> Figure:
         axes = figure.subplots()
         plot_stages(axes, found)
         if "predicted" in found:
-            finite = found["predicted"].values[np.isfinite(found["predicted"].values).all(axis=1)]
+            predicted = found["predicted"].transpose("next", "quantile").values
+            finite = predicted[np.isfinite(predicted).all(axis=1)]
             for low, middle, high in finite:
                 label = f"next drop by theory, 10–90% of {found.attrs['starts']} starts"
                 axes.axvspan(low, high, color=COLOURS[1], alpha=0.18, linewidth=0, label=label)

@@ -21,7 +21,7 @@ def epochs_figure(run: xr.Dataset, *, values: bool = False, title: str = "") -> 
         plot_epochs(panels[0], run)
         panels[0].set_title(title)
         if values:
-            panels[1].plot(run["step"], run["values"].values)
+            panels[1].plot(run["step"], run["values"].transpose("time", ...).values)
             panels[1].set_ylabel(r"value weights $v_h$")
         panels[-1].set_xlabel("epoch")
     return figure

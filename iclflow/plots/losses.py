@@ -40,7 +40,8 @@ def plot_loss(
     timed = "time" in runs.coords and bool(np.all(np.isfinite(runs["time"])))
     clock = runs["time" if timed else "step"]
     count = runs.sizes.get("seed", 1)
-    losses = runs["loss"].values.reshape(count, -1)
+    ordered = runs["loss"].transpose("seed", ..., "time", missing_dims="ignore")
+    losses = ordered.values.reshape(count, -1)
     for i, curve in enumerate(losses):
         label = None if count == 1 else f"seed {runs['seed'].values[i]}"
         axes.plot(clock.values, curve, color=COLOURS[i % len(COLOURS)], label=label)

@@ -32,7 +32,7 @@ def laws_figure(data: xr.Dataset, *, title: str = "") -> Figure:
         axes = figure.subplots()
         for drop in range(data.sizes["drop"]):
             for source, (stroke, width) in strokes.items():
-                law = data["law"].sel(source=source).values[drop]
+                law = data["law"].sel(source=source).isel({"drop": drop}).values
                 colour = mode_colour(drop) if source != "theory" else "black"
                 name = f"$t_{drop + 1}$" if source == "simulated" else None
                 line = {"color": colour, "linewidth": width, "label": name}
@@ -47,6 +47,7 @@ def laws_figure(data: xr.Dataset, *, title: str = "") -> Figure:
 
 def plot_sweep(axes: Axes, data: xr.Dataset) -> Axes:
     """Median and 10-90% of a variable along an axis, or one point a run."""
+    data = data.transpose("colour", "kind", "x", "point", ..., missing_dims="ignore")
     about = data.attrs
     single = data.sizes["colour"] == 1
     text = data["x"].dtype.kind in "OUT"

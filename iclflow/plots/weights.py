@@ -21,6 +21,9 @@ def weights_film(run: xr.Dataset, *, dpi: int = 160, title: str = "") -> tuple[F
     (part, row, column); `levels` (component) is drawn dotted where there. Scales do not change
     during the film, and zero is white.
     """
+    run = run.transpose(
+        "time", "part", "head", "row", "column", "component", ..., missing_dims="ignore"
+    )
     with style():
         figure = Figure(figsize=(8.0, 4.5), dpi=dpi, facecolor="white")
         grid = figure.add_gridspec(2, 3, height_ratios=(1.0, 1.15), width_ratios=(1, 1, 1))

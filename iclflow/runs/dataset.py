@@ -14,7 +14,7 @@ from iclflow.dynamics import AbstractDynamics
 from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
 from iclflow.results.provenance import stamp
 from iclflow.runs.batch import BatchResult
-from iclflow.runs.labels import INTERRUPTED, attributes, clock_and_ends, variables
+from iclflow.runs.labels import INTERRUPTED, attributes, clock_and_ends, in_order, variables
 from iclflow.runs.transfer import copied
 
 FINAL = "final_"  # begins the names of what is recorded of the last weights only
@@ -95,8 +95,9 @@ def _clocks(dynamics: AbstractDynamics, axis: Any, marks: ArrayLike) -> Any:
 def final_models(runs: Mapping[str, Any], init: AbstractInitialiser) -> AbstractModel:
     """The last models of a sweep with `final=["weights"]`, stacked along its seeds."""
     like = empty_model(init)
+    ordered = in_order(runs) if isinstance(runs, xr.Dataset) else runs
     arrays = {
-        name: jnp.asarray(np.asarray(runs[FINAL + name]), a.dtype).reshape(-1, *a.shape)
+        name: jnp.asarray(np.asarray(ordered[FINAL + name]), a.dtype).reshape(-1, *a.shape)
         for name, a in like.weights().items()
     }
     return jax.vmap(like.with_weights)(arrays)

@@ -11,6 +11,7 @@ import xarray as xr
 from iclflow.results.provenance import stamp
 from iclflow.results.trajectory import RESULTS, Trajectory
 from iclflow.runs.record import QUANTITIES
+from iclflow.runs.record.weights import AXES
 
 OUTCOMES = ("finished", "diverged", "not_a_number", "step_limit", "interrupted")
 INTERRUPTED = OUTCOMES.index("interrupted")
@@ -27,6 +28,22 @@ def outcome(result: RESULTS) -> np.ndarray:
 
 Axes = Mapping[str, tuple[str, ...]]  # of the weights, as the model names them
 NARROW = ("output", "label")  # axes that one output does without
+# The order in which all variables of a run have their dimensions; others follow in their own.
+ORDER = ("seed", "time", *AXES)
+
+
+def in_order(runs: xr.Dataset) -> xr.Dataset:
+    """The same runs with the dimensions of every variable in the order that `sweep` gives them.
+
+    A file may have been transposed by xarray or by another program: dimensions mean what their
+    names say, wherever they stand. Whoever takes plain arrays out of runs orders them first.
+
+    >>> import numpy as np, xarray as xr
+    >>> from iclflow.runs.labels import in_order
+    >>> in_order(xr.Dataset({"loss": (("time", "seed"), np.ones((5, 2)))})).loss.dims
+    ('seed', 'time')
+    """
+    return runs.transpose(*ORDER, ..., missing_dims="ignore")
 
 
 def variables(
@@ -106,6 +123,7 @@ def clock_and_ends(
 
 def from_dataset(dataset: xr.Dataset) -> Trajectory:
     """One run back from its Dataset (without the state that resumes it)."""
+    dataset = in_order(dataset)
     if "seed" in dataset.dims:
         raise ValueError("this Dataset has many runs; select one, for example .isel(seed=0)")
     skip = ("result", "stopped")

@@ -56,7 +56,7 @@ def compare(
         curves.append(found.curve(times).loss)
         predicted.append(expected)
         middles = (found.levels[:-1] + found.levels[1:]) / 2
-        loss = runs["loss"].values[i]
+        loss = runs["loss"].isel(seed=i).values
         measured.append(first_crossings(times, loss, middles))
     data = xr.Dataset(
         {"loss": (("seed", "time"), np.stack(curves))},

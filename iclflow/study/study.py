@@ -23,7 +23,7 @@ from iclflow.models import (
 )
 from iclflow.results.progress import Progress
 from iclflow.results.trajectory import linear_steps
-from iclflow.runs.labels import OUTCOMES
+from iclflow.runs.labels import OUTCOMES, in_order
 from iclflow.runs.record import FixedPointDistance, OfModel
 from iclflow.runs.sweep import Vary, sweep
 from iclflow.study.fields import LONGEST
@@ -207,6 +207,7 @@ class Study:
 
     def summary(self, runs: xr.Dataset, theory: "Comparison | None" = None) -> dict[str, Any]:
         """Numbers of the runs, ready for JSON."""
+        runs = in_order(runs)
         settings, blocks = self.settings, self.settings.zero_blocks()
         rate = float(self.dynamics.rate) if isinstance(self.dynamics, Descent) else None
         last = [_last(row) for row in runs["loss"].values]

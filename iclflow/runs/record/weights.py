@@ -1,9 +1,11 @@
 """The models back from the weights that a run recorded."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import xarray as xr
 
 from iclflow.models import (
@@ -23,6 +25,7 @@ MISSING = (
 
 
 LAYERS = (Merged, Separate, MLP, ConvNet)  # known by the names of their weights
+AXES = ("head", "pair", "output", "label", "row", "column")  # of all of these, in their order
 
 
 def recorded_models(run: xr.Dataset, init: AbstractInitialiser | None = None) -> AbstractModel:
@@ -37,12 +40,24 @@ def recorded_models(run: xr.Dataset, init: AbstractInitialiser | None = None) ->
     names = like.weights()
     if any(name not in run for name in names):
         raise ValueError(MISSING)
-    count = run.sizes["time"]
+    count, axes = run.sizes["time"], like.axes()
     for name, like_it in names.items():
         if run[name].size != count * like_it.size or run[name].dtype.kind not in "fiu":
             raise ValueError(f"{name} is not what the run's settings say; the file is damaged")
-    arrays = {n: jnp.asarray(run[n].values).reshape(count, *a.shape) for n, a in names.items()}
+    found = {n: _by_name(run[n], axes.get(n, ())) for n in names}
+    arrays = {n: jnp.asarray(found[n]).reshape(count, *a.shape) for n, a in names.items()}
     return jax.vmap(like.with_weights)(arrays)
+
+
+def _by_name(recorded: xr.DataArray, axes: tuple[str, ...]) -> np.ndarray:
+    """Recorded weights [time, ...], whatever the order of the dimensions in the Dataset.
+
+    `axes` are the names that the model gives; axes without a name were numbered by the recorder.
+    """
+    numbered = [str(d) for d in recorded.dims if re.fullmatch(rf"{recorded.name}_\d+", str(d))]
+    numbered.sort(key=lambda dim: int(dim.rpartition("_")[2]))
+    dims = dict.fromkeys(("time", *axes, *numbered))
+    return recorded.transpose(*dims, ..., missing_dims="ignore").values
 
 
 def _layers(run: xr.Dataset) -> AbstractModel:
@@ -50,7 +65,9 @@ def _layers(run: xr.Dataset) -> AbstractModel:
         fields = dataclasses.fields(kind)
         needed = [field.name for field in fields if field.default is dataclasses.MISSING]
         if all(name in run for name in needed):
-            arrays = {f.name: jnp.asarray(run[f.name].values) for f in fields if f.name in run}
+            arrays = {
+                f.name: jnp.asarray(_by_name(run[f.name], AXES)) for f in fields if f.name in run
+            }
             # One output: value weights were recorded as a number a head.
             wide = {n: a[:, :, None, None] if a.ndim == 2 else a for n, a in arrays.items()}
             return jax.vmap(lambda one, kind=kind: kind(**one))(wide)
