@@ -32,6 +32,7 @@ from iclflow.explorer import explore as explore
 from iclflow.losses import AbstractFeatureMap as AbstractFeatureMap
 from iclflow.losses import AbstractLoss as AbstractLoss
 from iclflow.losses import AbstractPromptLoss as AbstractPromptLoss
+from iclflow.losses import Draws as Draws
 from iclflow.losses import Features as Features
 from iclflow.losses import Fresh as Fresh
 from iclflow.losses import FullFeatures as FullFeatures
@@ -41,6 +42,8 @@ from iclflow.losses import PoolPass as PoolPass
 from iclflow.losses import Population as Population
 from iclflow.losses import ReducedFeatures as ReducedFeatures
 from iclflow.losses import Sequences as Sequences
+from iclflow.losses import Statistics as Statistics
+from iclflow.losses import TwoLayerFeatures as TwoLayerFeatures
 from iclflow.losses import population_moments as population_moments
 from iclflow.losses.select import select as select
 from iclflow.models import MLP as MLP
@@ -51,6 +54,7 @@ from iclflow.models import AbstractModel as AbstractModel
 from iclflow.models import AbstractNetwork as AbstractNetwork
 from iclflow.models import Blocks as Blocks
 from iclflow.models import ConvNet as ConvNet
+from iclflow.models import Layers as Layers
 from iclflow.models import Merged as Merged
 from iclflow.models import Separate as Separate
 from iclflow.models import Softmax as Softmax

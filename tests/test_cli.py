@@ -514,7 +514,7 @@ def test_the_fields_name_what_the_library_has():
     assert set(options["normaliser"].choices) == {n.value for n in Normaliser}
     assert set(options["in_weight_test"].choices) == {c.value for c in ContextLabels}
     assert fields.SEEDS == SEEDS
-    for name in ("heads", "rank", "blocks"):
+    for name in ("heads", "rank", "blocks", "layers", "tied"):
         takes = {model for model, kind in MODELS.items() if name in kind.options}
         assert set(options[name].needs[1:]) == takes
 

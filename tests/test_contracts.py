@@ -17,12 +17,17 @@ from iclflow.models.registry import MODELS
 from iclflow.runs.labels import variables
 
 KEY = jax.random.key(3)
-GIVEN = {"heads": 2, "rank": 2, "blocks": icl.Blocks.FULL}
+GIVEN = {"heads": 2, "rank": 2, "blocks": icl.Blocks.FULL, "layers": 2, "tied": False}
 LOSSES = {
     "sequences": lambda task: icl.Sequences.sample(task, 6, KEY),
     "features": lambda task: icl.Features.sample(task, 6, KEY),
     "moments": lambda task: icl.Moments.sample(task, 6, KEY),
     "population": icl.Population,
+    "statistics": lambda task: icl.Statistics.sample(task, 6, KEY),
+    "draws": lambda task: icl.Draws.sample(task_with(False), 6, KEY),  # one output
+    "two-layer moments": lambda task: icl.Moments.sample(
+        task_with(False), 6, KEY, features=icl.TwoLayerFeatures()
+    ),
     "minibatch": lambda task: icl.Minibatch(icl.Sequences.sample(task, 6, KEY), 2),
     "fresh": lambda task: icl.Fresh(task, icl.Sequences.sample(task, 6, KEY), 2),
 }
@@ -74,6 +79,9 @@ def test_the_attention_of_a_linear_model_predicts_the_same(name):
     prediction = model(prompt)
     assert prediction.shape == (task_of(name).outputs,)
     attention = model.as_attention()
+    if name.startswith("layers"):  # two layers are no single attention
+        assert attention is None
+        return
     assert isinstance(attention, icl.AbstractAttention)
     if isinstance(model, icl.AbstractLinearModel):
         np.testing.assert_allclose(attention(prompt), prediction, rtol=1e-12, atol=1e-14)
@@ -81,10 +89,12 @@ def test_the_attention_of_a_linear_model_predicts_the_same(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_minimum_has_the_weights_asked_for(name):
-    model, task = model_of(name).as_attention(), task_of(name)
+    model, task = model_of(name), task_of(name)
     wanted = jnp.einsum("op,dc->opdc", jnp.eye(task.outputs), jnp.diag(jnp.array([2.0, 1.0])))
-    found = model.at_minimum(wanted)
-    np.testing.assert_allclose(found.reduced_weights(), wanted, rtol=1e-12, atol=1e-12)
+    layers = model.at_minimum(wanted).attention_layers()
+    assert len(layers) == len(model.attention_layers()) > 0
+    for layer in layers:
+        np.testing.assert_allclose(layer.reduced_weights(), wanted, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -34,8 +34,8 @@ def reference_minimum(loss: AbstractLoss, model: AbstractModel) -> AbstractModel
     This is where training from small weights ends, up to O(1/P) (merged: all heads parallel;
     separate: one head for R modes, E9), so its sharpness tells the stable rate beforehand.
     """
-    attention = model.as_attention()
-    found = None if attention is None else model.at_minimum(_minimum(loss, attention))
+    layers = model.attention_layers()
+    found = model.at_minimum(_minimum(loss, layers[0])) if layers else None
     if found is None:
         raise ValueError(
             f"the least-squares weights of {type(model).__name__} are not known in advance; "

@@ -1,6 +1,8 @@
 """Feature maps of a prompt, and the loss on per-prompt features (Section 5 of the theory page)."""
 
 import abc
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import equinox as eqx
@@ -11,7 +13,7 @@ from jaxtyping import Array, Float
 from iclflow.linalg import pack_dual, pack_symmetric
 from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
-from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
+from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, Layers
 from iclflow.results.progress import Progress
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.prompt import Prompt
@@ -23,16 +25,20 @@ Sizes = AbstractTask | AbstractPromptSet  # what knows D, O and the lengths
 NOT_LINEAR = "its prediction is linear in no fixed features of the prompt; use Sequences"
 
 
-class AbstractFeatureMap(eqx.Module):
-    """Features φ = statistic ⊗ x_q, in which linear models are linear: ŷ_o = Σ W[o,k,c] φ[k,c]."""
+class AbstractStatistic(eqx.Module):
+    """Numbers that say all that a model takes from the context of a prompt."""
 
     @abc.abstractmethod
     def statistic(self, prompt: Prompt) -> Float[Array, " K"]:
-        """What the features keep of the context."""
+        """What is kept of the context."""
+
+
+class AbstractFeatureMap(AbstractStatistic):
+    """Features φ = statistic ⊗ x_q, in which linear models are linear: ŷ_o = Σ W[o,k,c] φ[k,c]."""
 
     @abc.abstractmethod
-    def weights(self, model: AbstractLinearModel) -> Float[Array, "O K D"]:
-        """The model's weights on the features."""
+    def weights(self, model: AbstractModel) -> Float[Array, "O K D"]:
+        """The weights on the features of a model that is admitted."""
 
     @abc.abstractmethod
     def count(self, sizes: Sizes) -> int:
@@ -49,7 +55,8 @@ class FullFeatures(AbstractFeatureMap):
     def statistic(self, prompt: Prompt) -> Float[Array, " K"]:
         return pack_symmetric(prompt.second_moment)
 
-    def weights(self, model: AbstractLinearModel) -> Float[Array, "O K D"]:
+    def weights(self, model: AbstractModel) -> Float[Array, "O K D"]:
+        assert isinstance(model, AbstractLinearModel)
         return pack_dual(model.effective_weights())
 
     def count(self, sizes: Sizes) -> int:
@@ -66,7 +73,8 @@ class ReducedFeatures(AbstractFeatureMap):
     def statistic(self, prompt: Prompt) -> Float[Array, " K"]:
         return prompt.correlation.reshape(-1)
 
-    def weights(self, model: AbstractLinearModel) -> Float[Array, "O K D"]:
+    def weights(self, model: AbstractModel) -> Float[Array, "O K D"]:
+        assert isinstance(model, AbstractLinearModel)
         weights = model.reduced_weights()
         return weights.reshape(weights.shape[0], -1, weights.shape[-1])
 
@@ -79,6 +87,46 @@ class ReducedFeatures(AbstractFeatureMap):
         if model.blocks is Blocks.FULL:
             return "the reduced features β x_qᵀ miss its trained zero blocks; use FullFeatures()"
         return None
+
+
+class TwoLayerFeatures(AbstractFeatureMap):
+    """β and β ⊗ Λ̂, in which two layers are linear: ŷ = βᵀ(Γ₀ + Γ₁)x_q - βᵀΓ₀Λ̂Γ₁x_q (D4).
+
+    There are D² + D³(D+1)/2 of them: 176 at D = 4, 2,368 at D = 8.
+    """
+
+    def statistic(self, prompt: Prompt) -> Float[Array, " K"]:
+        correlation = prompt.correlation[0]
+        products = jnp.outer(correlation, pack_symmetric(prompt.input_moment))
+        return jnp.concatenate([correlation, products.reshape(-1)])
+
+    def weights(self, model: AbstractModel) -> Float[Array, "O K D"]:
+        if isinstance(model, Layers):
+            first, second = model.matrices()[:, 0, 0]
+        else:  # one layer is a second one of zeros
+            assert isinstance(model, AbstractLinearModel)
+            first = model.reduced_weights()[0, 0]
+            second = jnp.zeros_like(first)
+        products = pack_dual(-jnp.einsum("de,fc->defc", first, second))
+        return jnp.concatenate([first + second, products.reshape(-1, len(first))])[None]
+
+    def count(self, sizes: Sizes) -> int:
+        return sizes.size**2 + sizes.size**3 * (sizes.size + 1) // 2
+
+    def admits(self, model: AbstractModel) -> str | None:
+        if isinstance(model, Layers):
+            layers, outputs = model.layers, model.stack.values.shape[-1]
+            if (layers, outputs) == (2, 1):
+                return None
+            return (
+                f"these features are those of two layers with one output, got {layers} with "
+                f"{outputs}; use Statistics"
+            )
+        reason = ReducedFeatures().admits(model)
+        if reason is None and isinstance(model, AbstractLinearModel):
+            outputs = model.reduced_weights().shape[0]
+            return None if outputs == 1 else f"these features are of one output, got {outputs}"
+        return reason
 
 
 class Features(AbstractPromptLoss):
@@ -105,18 +153,9 @@ class Features(AbstractPromptLoss):
         - `features`: what to keep; `FullFeatures()` if omitted.
         - `progress(done, total)` counts prompts; of an iterable the total is what is done.
         """
-        map_, parts, before = FullFeatures() if features is None else features, [], 0
-        for part in as_sets(prompts, lengths):
-            cls.require_memory(part, features=map_)
-            size = min(part.count, CHUNK)
-            for index, _, done in part.chunks(size):
-                inside = (done - 1) % size + 1
-                found = extract(part, map_, index)
-                parts.append(jax.tree.map(lambda a, n=inside: a[:n], found))
-                if progress is not None:
-                    progress(before + done, before + part.count)
-            before += part.count
-        statistic, query, target = jax.tree.map(lambda *a: jnp.concatenate(a), *parts)
+        map_ = FullFeatures() if features is None else features
+        require = functools.partial(cls.require_memory, features=map_)
+        statistic, query, target = gather(as_sets(prompts, lengths), map_, require, progress)
         return cls(statistic, query, target, map_)
 
     @classmethod
@@ -136,7 +175,6 @@ class Features(AbstractPromptLoss):
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         self.require(model)
-        assert isinstance(model, AbstractLinearModel)
         weights = self.map.weights(model)
         prediction = jnp.einsum("pnk,okc,pnc->pno", self.statistic, weights, self.query)
         return jnp.mean(jnp.sum((self.target - prediction) ** 2, axis=-1))
@@ -163,9 +201,39 @@ def features_bytes(sizes: Sizes, sequences: int, features: AbstractFeatureMap) -
     return 3 * 8 * sequences * len(sizes.lengths) * row
 
 
+Kept = tuple[Float[Array, "P n K"], Float[Array, "P n D"], Float[Array, "P n O"]]
+
+
+def gather(
+    sets: Iterable[AbstractPromptSet],
+    map_: AbstractStatistic,
+    require: Callable[[AbstractPromptSet], None],
+    progress: Progress | None = None,
+) -> Kept:
+    """Statistic, query and target of every prefix of every prompt, chunk by chunk.
+
+    - `sets`: the prompts.
+    - `map_`: what is kept of the context.
+    - `require`: refuses a set that does not fit, before it is drawn.
+    - `progress(done, total)` counts prompts.
+    """
+    parts, before = [], 0
+    for part in sets:
+        require(part)
+        size = min(part.count, CHUNK)
+        for index, _, done in part.chunks(size):
+            inside = (done - 1) % size + 1
+            found = extract(part, map_, index)
+            parts.append(jax.tree.map(lambda a, n=inside: a[:n], found))
+            if progress is not None:
+                progress(before + done, before + part.count)
+        before += part.count
+    return jax.tree.map(lambda *a: jnp.concatenate(a), *parts)
+
+
 @eqx.filter_jit
 def extract(
-    prompts: AbstractPromptSet, map_: AbstractFeatureMap, index: Array
+    prompts: AbstractPromptSet, map_: AbstractStatistic, index: Array
 ) -> tuple[Float[Array, "C n K"], Float[Array, "C n D"], Float[Array, "C n O"]]:
     """Statistic, query and target of every prefix of a chunk of prompts."""
     return prompts.prefixes(lambda p: (map_.statistic(p), p.query, p.target), index)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from iclflow.losses.features import AbstractFeatureMap, FullFeatures, Sizes, extract
 from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
-from iclflow.models import AbstractLinearModel, AbstractModel
+from iclflow.models import AbstractModel
 from iclflow.results.progress import Progress
 from iclflow.tasks.prompts import AbstractPromptSet, Prompts, as_sets
 
@@ -91,7 +91,6 @@ class Moments(AbstractPromptLoss):
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         self.require(model)
-        assert isinstance(model, AbstractLinearModel)
         weights = self.map.weights(model)
         weights = weights.reshape(weights.shape[0], -1)
         return self.power - 2 * jnp.sum(weights * self.cross) + quadratic_form(self.second, weights)

@@ -10,8 +10,10 @@ from jaxtyping import Array, Float
 from iclflow.linalg import contract
 from iclflow.losses.base import AbstractLoss
 from iclflow.losses.features import ReducedFeatures
-from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
+from iclflow.losses.wishart import two_layer_noise, two_layer_signal
+from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, Layers
 from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.inputs import Gaussian
 from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.task import ContextLabels, Task, require_task
 
@@ -28,15 +30,77 @@ class LengthMoments(eqx.Module):
     @classmethod
     def of(cls, task: Task) -> "LengthMoments":
         """The averages for a task's lengths and 1/N convention."""
-        n = np.asarray(task.lengths, dtype=float)
-        z = {
-            Normaliser.PAIRS: n,
-            Normaliser.TOKENS: n + 1,
-            Normaliser.CONTEXT: np.full_like(n, task.context),
-            Normaliser.NONE: np.ones_like(n),
-        }[task.normaliser]
+        n, z = lengths_and_divisors(task)
         terms = (n / z, (n / z) ** 2, n / z**2, 1 / z, 1 / z**2)
         return cls(*(float(t.mean()) for t in terms))
+
+
+def lengths_and_divisors(task: Task) -> tuple[np.ndarray, np.ndarray]:
+    """The context lengths n of a task, and what attention divides by at each."""
+    n = np.asarray(task.lengths, dtype=float)
+    z = {
+        Normaliser.PAIRS: n,
+        Normaliser.TOKENS: n + 1,
+        Normaliser.CONTEXT: np.full_like(n, task.context),
+        Normaliser.NONE: np.ones_like(n),
+    }[task.normaliser]
+    return n, z
+
+
+class WhiteTask(eqx.Module):
+    """A task in white coordinates: x = root z, so that Λ̂ = root W rootᵀ with a white W.
+
+    With A_l = Γ_lᵀ and G_l = rootᵀ A_l root the loss of L layers is, for any law of the inputs,
+    L = E tr[Q T Qᵀ] + (σ²/n) E tr[P W Pᵀ], and the variance of the noise on the target (D5). There
+    Q = (I - G_{L-1} W) ⋯ (I - G₀ W) and P = Σ_l G_l (I - W G_{l-1}) ⋯ (I - W G₀). Attention that
+    divides by z instead of n has n/z times the weights.
+
+    - `root`: any root of Λ.
+    - `tasks`: T = rootᵀ E[wwᵀ] root, of one output.
+    - `label_variance`, `target_variance`: σ² of the context labels and of the target.
+    - `lengths`, `shares`: n and n/z of each context length, which are averaged over.
+    """
+
+    root: Float[Array, "D D"]
+    tasks: Float[Array, "D D"]
+    label_variance: Float[Array, ""]
+    target_variance: Float[Array, ""]
+    lengths: Float[Array, " n"]
+    shares: Float[Array, " n"]
+
+    @classmethod
+    def of(cls, task: Task) -> "WhiteTask | None":
+        """The white coordinates of a task; None where (D5) does not hold."""
+        return None if beyond_white(task) is not None else _white(task)
+
+    def whiten(self, layers: Float[Array, "L D D"]) -> Float[Array, "L D D"]:
+        """G_l of layers Γ_l, at n/z = 1."""
+        return contract("dj,ldk->lkj", self.root, contract("ldc,ck->ldk", layers, self.root))
+
+
+def beyond_white(task: AbstractTask) -> str | None:
+    """None if (D5) holds for prompts of the task, else the reason why not."""
+    if not isinstance(task, Task):
+        return f"it is known for the linear regression of a Task, got {type(task).__name__}"
+    if task.outputs > 1:
+        return f"it is known for one output, got {task.outputs}"
+    if task.context_labels is ContextLabels.NOISE:
+        return "the labels of its context are noise"
+    return None
+
+
+@eqx.filter_jit
+def _white(task: Task) -> WhiteTask:
+    root = task.basis * jnp.sqrt(task.spectrum)[None, :]
+    n, z = lengths_and_divisors(task)
+    return WhiteTask(
+        root,
+        root.T @ task.second_moment()[0, :, 0] @ root,
+        task.label_noise**2,
+        task.target_noise**2,
+        jnp.asarray(n),
+        jnp.asarray(n / z),
+    )
 
 
 @jax.custom_jvp
@@ -81,12 +145,16 @@ class Population(AbstractLoss):
     With β the context correlation of all outputs, stacked to O·D numbers: `second` B = E[ββᵀ],
     `cross` G = E[y β x_qᵀ], `covariance` Λ. For S_w = E[w wᵀ], noise σ² and one length N,
     B = (1 + 1/N) Λ S_w Λ + (tr(Λ S_w) + σ²) Λ / N, G = Λ S_w Λ; the paper's (20)(31) is S_w = I.
+
+    Two layers of Gaussian inputs are (D16)(D17), for any weights; `white` is what they need of the
+    task, None where they do not hold.
     """
 
     power: Float[Array, ""]
     cross: Float[Array, "O OD D"]
     second: Float[Array, "OD OD"]
     covariance: Float[Array, "D D"]
+    white: WhiteTask | None
 
     def __init__(self, task: AbstractTask) -> None:
         """Evaluate the closed forms.
@@ -95,14 +163,50 @@ class Population(AbstractLoss):
         """
         known = require_task(task, "the population is")
         self.power, self.cross, self.second, self.covariance = _closed_form(known)
+        self.white = WhiteTask.of(known) if isinstance(known.inputs, Gaussian) else None
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         self.require(model)
+        if isinstance(model, Layers):
+            if model.layers == 2:
+                return self._two_layers(model)
+            model = model.layer(0)
         assert isinstance(model, AbstractLinearModel)
         weights = ReducedFeatures().weights(model)
         return self.power + bilinear_form(weights, self.second, self.covariance, self.cross)
 
+    def _two_layers(self, model: Layers) -> Float[Array, ""]:
+        """(D16) and (D17), averaged over the lengths."""
+        white = self.white
+        assert white is not None
+        first, second = white.whiten(model.matrices()[:, 0, 0])
+
+        def of_length(n: Float[Array, ""], share: Float[Array, ""]) -> Float[Array, ""]:
+            g0, g1 = share * first, share * second
+            noise = white.label_variance / n * two_layer_noise(g0, g1, n)
+            return two_layer_signal(g0, g1, white.tasks, n) + noise
+
+        if len(white.lengths) == 1:  # no batch of one: matrix products are faster without
+            found = of_length(white.lengths[0], white.shares[0])
+        else:
+            found = jnp.mean(jax.vmap(of_length)(white.lengths, white.shares))
+        return found + white.target_variance
+
     def admits(self, model: AbstractModel) -> str | None:
+        if isinstance(model, Layers) and model.layers > 1:
+            if model.layers > 2:
+                return (
+                    f"the closed form covers any weights of one or two layers, got "
+                    f"{model.layers}; use Draws.sample(task, 1000, key)"
+                )
+            if self.white is None:
+                return (
+                    "the closed form of two layers covers Gaussian inputs, one output and labels "
+                    "made by the task; use Draws or Statistics"
+                )
+            return None
+        if isinstance(model, Layers):
+            model = model.layer(0)
         if isinstance(model, AbstractLinearModel) and model.blocks is Blocks.FULL:
             return (
                 "the closed form covers frozen zero blocks; freeze them, or use "

@@ -8,27 +8,35 @@ from iclflow.losses import (
     AbstractFeatureMap,
     AbstractLoss,
     AbstractPromptLoss,
+    Draws,
     Features,
     FullFeatures,
     Moments,
     Population,
     ReducedFeatures,
     Sequences,
+    Statistics,
+    TwoLayerFeatures,
     population_moments,
 )
 from iclflow.losses.features import Sizes, features_bytes
 from iclflow.losses.memory import RESERVE, available_bytes
 from iclflow.losses.moments import moments_bytes
-from iclflow.models import AbstractModel
+from iclflow.losses.population import beyond_white
+from iclflow.losses.statistics import statistics_bytes
+from iclflow.models import AbstractModel, Layers
 from iclflow.results.progress import Progress
 from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.inputs import Gaussian
 from iclflow.tasks.prompts import Prompts
+from iclflow.tasks.task import Task
 
 # Rows (prompts times lengths) a feature at which a step costs the same from features, 4 operations
 # a row and feature, as from moments: 2 F² operations, or, beyond the cache, the time it takes to
 # read F² numbers (benchmarks/levels.py, D = 4 to 32).
 CACHE = 2**25  # bytes
 WITHIN, BEYOND = 1.0, 2.5
+DRAWS = 1024  # of Λ̂ for one step, where the population has no closed form and none were asked for
 
 
 class Choice(NamedTuple):
@@ -47,7 +55,11 @@ class Choice(NamedTuple):
         matched: bool = False,
         progress: Progress | None = None,
     ) -> AbstractLoss:
-        """The loss of a task at this level."""
+        """The loss of a task at this level; of draws, `sequences` says how many."""
+        if self.level == "draws":
+            if matched:
+                raise ValueError("match whitens prompts, and draws have none; leave it out")
+            return Draws.sample(task, DRAWS if sequences is None else sequences, key)
         if self.level == "population":
             full = isinstance(self.features, FullFeatures)
             return population_moments(task) if full else Population(task)
@@ -62,13 +74,13 @@ class Choice(NamedTuple):
         return kind.of(prompts, progress=progress, **options)
 
     def _kind(self) -> tuple[type[AbstractPromptLoss], dict[str, Any]]:
-        if self.level == "sequences":
-            return Sequences, {}
+        if self.level in ("sequences", "statistics"):
+            return Sequences if self.level == "sequences" else Statistics, {}
         kinds = {"features": Features, "moments": Moments}
         return kinds[self.level], {"features": self.features}
 
 
-LEVELS = ("sequences", "features", "moments", "population")
+LEVELS = ("sequences", "features", "statistics", "moments", "draws", "population")
 
 
 def select(source: Sizes, model: AbstractModel, sequences: int | None) -> Choice:
@@ -77,8 +89,15 @@ def select(source: Sizes, model: AbstractModel, sequences: int | None) -> Choice
     It never crosses an approximate step by itself: finite data stay finite, trained blocks stay
     trained. A model that is linear in no fixed features, such as softmax, admits sequences only.
 
+    The one level that it takes without being exact is `Draws`, for the population of layers that
+    have no closed form; the reason says so.
+
     - `source`: the task, or a set of prompts.
+    - `model`: what is trained.
+    - `sequences`: the number of prompts; None for the population.
     """
+    if isinstance(model, Layers):
+        return _select_layers(source, model, sequences)
     maps = (ReducedFeatures(), FullFeatures())
     features = next((map_ for map_ in maps if map_.admits(model) is None), None)
     if features is None:
@@ -102,6 +121,38 @@ def select(source: Sizes, model: AbstractModel, sequences: int | None) -> Choice
         reason = f"exact; cheaper than {count}² moments for {sequences} sequences"
         return Choice("features", reason, features)
     return Choice("sequences", "exact; features and moments would not fit in memory")
+
+
+def _select_layers(source: Sizes, model: Layers, sequences: int | None) -> Choice:
+    """`select` for several linear layers."""
+    layers, size = model.layers, source.size
+    pairs = TwoLayerFeatures() if layers == 2 and source.outputs == 1 else None
+    if sequences is None:
+        reason = beyond_white(source) if isinstance(source, AbstractTask) else "it is of prompts"
+        if layers == 1 and isinstance(source, Task):
+            return Choice("population", "closed-form moments, no sampling error")
+        if reason is not None:
+            raise ValueError(
+                f"{layers} layers have no population in closed form here: {reason}; give a number "
+                f"of sequences, for example 2000"
+            )
+        assert isinstance(source, Task)
+        if layers == 2 and isinstance(source.inputs, Gaussian):
+            return Choice("population", "closed form of two layers, no sampling error", pairs)
+        why = "inputs that are not Gaussian" if layers == 2 else f"{layers} layers"
+        return Choice(
+            "draws", f"sampled: no closed form for {why}; {DRAWS} draws of Λ̂ for every step", pairs
+        )
+    room, rows = RESERVE * available_bytes(), sequences * len(source.lengths)
+    # A step costs 2 F² operations from moments of F features, and 4 L D² per row from statistics.
+    if pairs is not None and moments_bytes(source, pairs) < room:
+        count = pairs.count(source)
+        if rows >= count**2 / (2 * layers * size**2):
+            reason = f"exact; a step costs {count}² whatever the {sequences} sequences and N"
+            return Choice("moments", reason, pairs)
+    if statistics_bytes(source, sequences) < room:
+        return Choice("statistics", "exact; a step costs the same whatever N", pairs)
+    return Choice("sequences", "exact; the statistics of the prompts would not fit in memory")
 
 
 def equal_cost(count: int) -> float:

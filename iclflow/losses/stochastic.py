@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from iclflow.losses.base import AbstractLoss
 from iclflow.losses.features import Features
 from iclflow.losses.sequences import Sequences
+from iclflow.losses.statistics import Statistics
 from iclflow.models import AbstractModel
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.prompt import Prompt
@@ -25,7 +26,7 @@ class Minibatch(AbstractLoss):
 
     stochastic = True
 
-    whole: Features | Sequences
+    whole: Features | Sequences | Statistics
     size: int = eqx.field(static=True)
 
     def __check_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Models: attention with merged or separate key and query, softmax of either, linear networks."""
+"""Models: attention with merged or separate key and query, its layers, softmax, networks."""
 
 from iclflow.models.base import AbstractAttention as AbstractAttention
 from iclflow.models.base import AbstractInitialiser as AbstractInitialiser
@@ -8,6 +8,8 @@ from iclflow.models.base import Blocks as Blocks
 from iclflow.models.base import draw_model as draw_model
 from iclflow.models.base import draw_models as draw_models
 from iclflow.models.base import empty_model as empty_model
+from iclflow.models.layers import Layers as Layers
+from iclflow.models.layers import LayersInitialiser as LayersInitialiser
 from iclflow.models.merged import LinearTransformerInitialiser as LinearTransformerInitialiser
 from iclflow.models.merged import Merged as Merged
 from iclflow.models.merged import MergedInitialiser as MergedInitialiser

@@ -70,6 +70,11 @@ class AbstractModel(eqx.Module):
         """The attention layer that has these weights, if there is one."""
         return None
 
+    def attention_layers(self) -> "tuple[AbstractAttention, ...]":
+        """The attention layers that the weights are those of, first to last; empty without any."""
+        found = self.as_attention()
+        return () if found is None else (found,)
+
     def pairs(self) -> Pairs | None:
         """v, k and q, if they are all weights, in this order, and M = Σ v k qᵀ for one output."""
         return None

@@ -5,6 +5,7 @@ from functools import partial
 from typing import NamedTuple
 
 from iclflow.models.base import AbstractInitialiser
+from iclflow.models.layers import Layers
 from iclflow.models.merged import Merged
 from iclflow.models.networks import MLP, ConvNet
 from iclflow.models.separate import Separate
@@ -29,5 +30,7 @@ MODELS: dict[str, Kind] = {
     "conv": Kind(ConvNet.initialiser, ("heads", "rank")),
     "softmax-merged": Kind(Softmax.initialiser, ("heads", "blocks")),
     "softmax-separate": Kind(partial(Softmax.initialiser, rank=1), ("heads", "rank", "blocks")),
+    "layers-merged": Kind(partial(Layers.initialiser, rank=None), ("layers", "tied", "heads")),
+    "layers-separate": Kind(Layers.initialiser, ("layers", "tied", "heads", "rank")),
     "linear-transformer": Kind(Merged.linear_transformer, ("blocks",), vector=True),
 }

@@ -15,8 +15,9 @@ from iclflow.study.options import Option, option
 TASK, MODEL, DATA = "task", "model", "data and level of exactness"
 DYNAMICS, RUNS = "dynamics", "runs"
 LAYERS = ("merged", "separate", "softmax-merged", "softmax-separate")
-HEADED = (*LAYERS, "mlp", "conv")
-RANKED = ("separate", "softmax-separate", "conv")
+DEEP = {"merged": "layers-merged", "separate": "layers-separate"}
+HEADED = (*LAYERS, "mlp", "conv", *DEEP.values())
+RANKED = ("separate", "softmax-separate", "conv", "layers-separate")
 SEEDS = 2**32  # seeds are whole numbers below
 LONGEST = 10**12  # steps
 
@@ -55,6 +56,13 @@ class Fields:
         "separate", MODEL, "the last has D outputs, W = U diag Uᵀ, and --scale is p = q",
         choices=(*HEADED, "linear-transformer"),
     )  # fmt: skip
+    layers: int | None = option(
+        None, MODEL, "layers of linear attention, separate or merged (2 of model layers-…)",
+        metavar="L", least=1, needs=("model", *DEEP.values()),
+    )  # fmt: skip
+    tied: bool = option(
+        False, MODEL, "all layers share their weights", needs=("model", *DEEP.values())
+    )
     heads: int = option(5, MODEL, "heads", metavar="H", least=1, needs=("model", *HEADED))
     rank: int = option(
         1, MODEL, "of keys and queries", metavar="R", least=1, needs=("model", *RANKED)
@@ -70,7 +78,9 @@ class Fields:
     match: bool = option(False, DATA, "whiten task vectors, centre inputs", needs=("sequences",))
     loss: str = option(
         "auto", DATA, "level of exactness",
-        choices=("auto", "sequences", "features", "moments", "population"),
+        choices=(
+            "auto", "sequences", "features", "statistics", "moments", "draws", "population",
+        ),
     )  # fmt: skip
     batch: int | None = option(
         None, DATA, "minibatches of B sequences", metavar="B", least=1,
@@ -115,6 +125,8 @@ class Fields:
     def __post_init__(self) -> None:
         for name, (kind, about) in described().items():
             object.__setattr__(self, name, about.check(name, kind, getattr(self, name)))
+        if self.layers is not None:  # a depth makes one layer the first of several
+            object.__setattr__(self, "model", DEEP.get(self.model, self.model))
         if self.dynamics == "flow" and self.time is None:
             raise ValueError("the flow needs an end time t/τ; give time, for example 4000")
         self._require_useful()

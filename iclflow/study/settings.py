@@ -24,7 +24,7 @@ from iclflow.dynamics import (
 )
 from iclflow.losses import AbstractLoss, Fresh, Minibatch
 from iclflow.losses.select import Choice, select
-from iclflow.models import AbstractInitialiser, Blocks, empty_model
+from iclflow.models import AbstractInitialiser, Blocks, Layers, empty_model
 from iclflow.models.registry import MODELS
 from iclflow.results.choices import require_choice
 from iclflow.results.progress import Progress
@@ -128,7 +128,13 @@ class Settings(Fields):
     def initialiser(self, task: Task) -> AbstractInitialiser:
         """The initialiser of the model, at scale `scale`."""
         kind = MODELS[self.model]
-        given = {"heads": self.heads, "rank": self.rank, "blocks": self.zero_blocks()}
+        given = {
+            "heads": self.heads,
+            "rank": self.rank,
+            "blocks": self.zero_blocks(),
+            "layers": 2 if self.layers is None else self.layers,
+            "tied": self.tied,
+        }
         options = {name: given[name] for name in kind.options}
         return kind.initialiser(task, scale=self.scale, **options)
 
@@ -144,17 +150,18 @@ class Settings(Fields):
     def choice(self, task: Task) -> Choice:
         """The level of exactness, selected or as asked."""
         model = empty_model(self.initialiser(task))
-        if self.batch is not None and self.loss in ("moments", "population"):
+        if self.batch is not None and self.loss in ("moments", "draws", "population"):
             raise ValueError(f"minibatches need single sequences, which {self.loss} do not keep")
         if self.loss == "population" and self.sequences is not None:
             raise ValueError("the population has no number of sequences; leave sequences out")
-        if self.loss not in ("auto", "population") and self.sequences is None:
+        if self.loss not in ("auto", "draws", "population") and self.sequences is None:
             raise ValueError(f"the level {self.loss!r} needs a number of sequences")
         automatic = select(task, model, self.sequences)
         if self.loss == "auto":
             if self.batch is None or automatic.level != "moments":
                 return automatic
-            return Choice("features", "minibatches need single sequences", automatic.features)
+            level = "statistics" if isinstance(model, Layers) else "features"
+            return Choice(level, "minibatches need single sequences", automatic.features)
         if automatic.level == "sequences" and self.loss in ("features", "moments"):
             raise ValueError(f"{self.loss} do not fit: {automatic.reason}; use sequences")
         return Choice(self.loss, "as asked", automatic.features)

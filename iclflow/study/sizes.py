@@ -17,7 +17,8 @@ def task_size(fields: Fields) -> int:
 def weight_count(fields: Fields) -> int:
     """The weights of one model, roughly."""
     token = task_size(fields) + 1
-    return fields.heads * token * (token + 2 * fields.rank)
+    layers = 1 if fields.tied else fields.layers or 1
+    return layers * fields.heads * token * (token + 2 * fields.rank)
 
 
 def save_count(fields: Fields) -> int:

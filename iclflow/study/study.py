@@ -17,7 +17,7 @@ from iclflow.models import (
     AbstractInitialiser,
     AbstractLinearModel,
     AbstractModel,
-    Blocks,
+    Layers,
     draw_model,
     empty_model,
 )
@@ -26,7 +26,7 @@ from iclflow.results.trajectory import linear_steps
 from iclflow.runs.labels import OUTCOMES, in_order
 from iclflow.runs.record import FixedPointDistance, OfModel
 from iclflow.runs.sweep import Vary, sweep
-from iclflow.study.fields import LONGEST
+from iclflow.study.fields import DEEP, LONGEST
 from iclflow.study.settings import Settings
 from iclflow.study.sizes import SMALL
 from iclflow.tasks.task import ContextLabels, Task
@@ -171,7 +171,9 @@ class Study:
             return tuple(dict.fromkeys(("loss", *asked)))
         count = sum(leaf.size for leaf in jax.tree.leaves(empty_model(self.init)))
         small = 8 * count * len(self.saveat) * self.settings.seeds <= SMALL
-        return ("loss", "values", "weights") if small else ("loss", "values")
+        single = empty_model(self.init).as_attention() is not None  # else no one set of values
+        found = ("loss", "values") if single else ("loss",)
+        return (*found, "weights") if small else found
 
     def levels(self) -> np.ndarray:
         """The plateau losses L(M_m) of the task; empty where the theory does not cover it."""
@@ -203,7 +205,10 @@ class Study:
         rank = f", R = {s.rank}" if "separate" in s.model or s.model == "conv" else ""
         data = "population" if s.sequences is None else f"P = {s.sequences:,}"
         heads = "" if self.task.outputs > 1 else f", H = {s.heads}"
-        return f"{s.model}, D = {self.task.size}, N = {s.context}{heads}{rank}, {data}"
+        depth = ""
+        if s.model in DEEP.values():
+            depth = f", L = {s.layers or 2}{' tied' if s.tied else ''}"
+        return f"{s.model}, D = {self.task.size}, N = {s.context}{depth}{heads}{rank}, {data}"
 
     def summary(self, runs: xr.Dataset, theory: "Comparison | None" = None) -> dict[str, Any]:
         """Numbers of the runs, ready for JSON."""
@@ -269,13 +274,21 @@ def drop_times(task: Task, model: AbstractModel) -> np.ndarray:
 
 
 def test_loss(task: Task, init: AbstractInitialiser) -> AbstractLoss:
-    """The population loss of a task for the models an initialiser draws; sampled for softmax."""
-    from iclflow.losses import Sequences
+    """The population loss of a task for the models an initialiser draws.
 
-    model = empty_model(init)
-    if not isinstance(model, AbstractLinearModel):
-        return Sequences.sample(task, TEST_SEQUENCES, jax.random.key(3))
-    return population_moments(task) if model.blocks is Blocks.FULL else Population(task)
+    It is sampled for softmax and for three layers or more, which have no closed form.
+    """
+    from iclflow.losses import Draws, Sequences
+    from iclflow.losses.population import beyond_white
+
+    model, population = empty_model(init), Population(task)
+    if population.admits(model) is None:
+        return population
+    if isinstance(model, AbstractLinearModel):
+        return population_moments(task)
+    if isinstance(model, Layers) and beyond_white(task) is None:
+        return Draws.sample(task, TEST_SEQUENCES, jax.random.key(3))
+    return Sequences.sample(task, TEST_SEQUENCES, jax.random.key(3))
 
 
 def _last(row: np.ndarray) -> float:

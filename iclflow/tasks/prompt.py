@@ -104,6 +104,14 @@ class Prompt(eqx.Module):
         return tokens.T @ tokens / self.divisor
 
     @property
+    def input_moment(self) -> Float[Array, "D D"]:
+        """Λ̂ = Σ xₙ xₙᵀ / divisor over the context alone, the query left out (28)."""
+        pairs = self.context if self.length is None else self.length
+        inside = (jnp.arange(self.context + 1) < pairs)[:, None]
+        inputs = jnp.where(inside, self.inputs, 0.0)
+        return inputs.T @ inputs / self.divisor
+
+    @property
     def correlation(self) -> Float[Array, "O D"]:
         """β = Σ yₙ xₙ / divisor, one row an output (8); Λ̂ w without noise (30)."""
         size = self.inputs.shape[1]
