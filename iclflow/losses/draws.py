@@ -13,6 +13,7 @@ from iclflow.losses.population import WhiteTask, beyond_white
 from iclflow.losses.statistics import beyond_layers, layer_weights
 from iclflow.models import AbstractModel
 from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.checks import require_size
 from iclflow.tasks.inputs import AbstractInputs, Gaussian
 from iclflow.tasks.task import Task
 
@@ -59,8 +60,7 @@ class Draws(AbstractLoss):
         if reason is not None:
             raise ValueError(f"Draws cannot take this task: {reason}; use Statistics or Sequences")
         assert isinstance(task, Task)
-        if draws < 1:
-            raise ValueError(f"the number of draws must be at least 1, got {draws}")
+        draws = require_size("draws", draws)
         gaussian = isinstance(task.inputs, Gaussian)
         rows = task.size if gaussian else max(task.lengths)
         require_memory(

@@ -15,6 +15,8 @@ from fractions import Fraction
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from iclflow.tasks.checks import require_size
+
 Square = Float[Array, "D D"]
 Number = Float[Array, ""]
 
@@ -117,9 +119,8 @@ def trace_moments(size: int, context: int, count: int) -> tuple[Fraction, ...]:
     >>> [str(m) for m in trace_moments(4, 31, 2)]
     ['1', '1', '36/31']
     """
-    for name, value, least in (("size", size, 1), ("context", context, 1), ("count", count, 0)):
-        if value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")
+    size, context = require_size("size", size), require_size("context", context)
+    count = require_size("count", count, 0)
 
     @functools.cache
     def mean(parts: tuple[int, ...]) -> int:

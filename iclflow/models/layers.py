@@ -16,11 +16,11 @@ from iclflow.models.base import (
     AbstractInitialiser,
     AbstractModel,
     Blocks,
-    require_positive,
 )
 from iclflow.models.merged import Merged
 from iclflow.models.separate import Separate
 from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.checks import require_size
 from iclflow.tasks.prompt import Prompt
 
 
@@ -51,7 +51,7 @@ class Layers(AbstractModel):
     tied: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self) -> None:
-        require_positive(layers=self.layers)
+        require_size("layers", self.layers)
         if self.stack.value_inputs is not None:
             raise ValueError(
                 "Layers have no trained zero blocks, got some; give layers with Blocks.FROZEN"
@@ -141,7 +141,7 @@ class Layers(AbstractModel):
         - `tied`: whether all layers share one set of weights (a looped model).
         - `scale`: the init scale w of each layer.
         """
-        require_positive(layers=layers)
+        layers = require_size("layers", layers)
         if rank is None:
             inner = Merged.initialiser(task, heads=heads, scale=scale, blocks=Blocks.FROZEN)
         else:
