@@ -32,6 +32,7 @@ from iclflow.explorer import explore as explore
 from iclflow.losses import AbstractFeatureMap as AbstractFeatureMap
 from iclflow.losses import AbstractLoss as AbstractLoss
 from iclflow.losses import AbstractPromptLoss as AbstractPromptLoss
+from iclflow.losses import AbstractStatistic as AbstractStatistic
 from iclflow.losses import Draws as Draws
 from iclflow.losses import Features as Features
 from iclflow.losses import Fresh as Fresh

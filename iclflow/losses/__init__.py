@@ -3,6 +3,7 @@
 from iclflow.losses.base import AbstractLoss as AbstractLoss
 from iclflow.losses.draws import Draws as Draws
 from iclflow.losses.features import AbstractFeatureMap as AbstractFeatureMap
+from iclflow.losses.features import AbstractStatistic as AbstractStatistic
 from iclflow.losses.features import Features as Features
 from iclflow.losses.features import FullFeatures as FullFeatures
 from iclflow.losses.features import ReducedFeatures as ReducedFeatures
