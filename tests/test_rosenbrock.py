@@ -9,6 +9,7 @@ from jax.flatten_util import ravel_pytree
 
 import iclflow as icl
 from iclflow.dynamics.pair_system import PairSystem
+from iclflow.theory import conserved_quantities
 
 STIFF = jnp.geomspace(1.0, 1e5, 30)
 
@@ -44,7 +45,7 @@ def test_fourth_order():
         ).ys  # fmt: skip
 
     exact = solve(diffrax.Tsit5(), None, diffrax.PIDController(rtol=1e-12, atol=1e-12))
-    steps, solver = 1 / np.array([8, 16, 32, 64]), icl.Rosenbrock(accuracy=1e-13)
+    steps, solver = 1 / np.array([8, 16, 32, 64]), icl.Rosenbrock()
     errors = [
         np.abs(solve(solver, h, diffrax.ConstantStepSize()) - exact).max(axis=1) for h in steps
     ]
@@ -56,11 +57,60 @@ def test_fourth_order():
 def test_stable_far_beyond_the_explicit_limit():
     """Rates up to 1e5 in steps of any size."""
     run = diffrax.diffeqsolve(
-        diffrax.ODETerm(lambda t, y, args: -STIFF * (y - 1.0)), icl.Rosenbrock(1e-9), 0.0, 20.0,
+        diffrax.ODETerm(lambda t, y, args: -STIFF * (y - 1.0)), icl.Rosenbrock(), 0.0, 20.0,
         None, jnp.zeros(30), stepsize_controller=diffrax.PIDController(rtol=1e-5, atol=1e-5),
     )  # fmt: skip
     np.testing.assert_allclose(run.ys[-1], 1.0, atol=1e-5)
     assert int(run.stats["num_steps"]) < 200
+
+
+@pytest.fixture(scope="module")
+def three_drops():
+    """A loss, a start and marks, and the flow by Kvaerno's and Tsitouras' methods at 1e-12."""
+    task = icl.Task([0.5, 0.3, 0.2], 31)
+    loss, model = icl.Population(task), start(task, 4, scale=0.05, seed=11)
+    marks = np.concatenate([[0.0], np.geomspace(10.0, 1e4, 200)])
+
+    def flow(solver):
+        @jax.jit
+        def solve(tolerance):
+            dynamics = icl.Flow(tolerance, solver=solver)
+            run = icl.simulate(loss, model, dynamics, saveat=marks)
+            first, last = conserved_quantities(model), conserved_quantities(run.state.model)
+            drift = [jnp.max(jnp.abs(last[name] - first[name])) for name in first]
+            return run.loss, run.stopped, jnp.max(jnp.stack(drift))
+
+        return lambda tolerance: solve(jnp.asarray(tolerance))
+
+    return flow, flow(None)
+
+
+def test_the_accuracy_follows_the_tolerance(three_drops):
+    """Through three drops the worst error of the loss falls with the tolerance, down to 1e-11.
+
+    The error of a step has the order five and its estimate the order four, so that the slope is
+    expected between 1 and 5/4. Linear systems that stop at a fixed residual have the slope 0.
+    """
+    flow, tsit = three_drops
+    exact, rosenbrock = tsit(1e-12)[0], flow(icl.Rosenbrock())
+    tolerances = np.array([1e-3, 1e-5, 1e-7, 1e-9, 1e-11])
+    errors = []
+    for tolerance in tolerances:
+        loss, stopped, drift = rosenbrock(tolerance)
+        assert stopped == 1e4
+        assert drift < 10 * tsit(tolerance)[2]
+        errors.append(np.abs(loss - exact).max())
+    slope = np.polyfit(np.log(tolerances), np.log(errors), 1)[0]
+    assert 0.9 < slope < 1.3
+    assert np.all(errors < 100 * tolerances)
+
+
+@pytest.mark.slow
+def test_two_other_methods_agree_on_the_truth(three_drops):
+    """The reference of the test above is not the opinion of one solver."""
+    flow, tsit = three_drops
+    implicit = flow(diffrax.Kvaerno5())(1e-12)[0]
+    np.testing.assert_allclose(implicit, tsit(1e-12)[0], atol=1e-9)
 
 
 @pytest.mark.slow
@@ -123,6 +173,9 @@ def test_any_loss_and_model():
     exact = icl.simulate(loss, model, icl.Flow(), saveat=marks)
     found = icl.simulate(loss, model, icl.Flow(1e-5, solver=icl.Rosenbrock()), saveat=marks)
     np.testing.assert_allclose(found.loss, exact.loss, rtol=1e-4)
+    found = icl.simulate(loss, model, icl.Flow(1e-9, solver=icl.Rosenbrock()), saveat=marks)
+    assert found.stopped == marks[-1]
+    np.testing.assert_allclose(found.loss, exact.loss, rtol=1e-8)
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ class Flow(AbstractDynamics):
       many dimensions, `iclflow.Chebyshev()` for long plateaus of anything else.
     """
 
-    tolerance: float = 1e-9
+    tolerance: float | Float[Array, ""] = 1e-9
     max_steps: int = eqx.field(static=True, default=200_000)
     solver: Any = None
 
@@ -98,11 +98,11 @@ class Flow(AbstractDynamics):
         def recorded(t: Any, y: Any, args: Any) -> dict:
             return {name: f(eqx.combine(y, static), loss) for name, f in record.items()}
 
+        absolute = self.tolerance * jnp.maximum(state.scale, jnp.finfo(marks.dtype).tiny)
         solver = diffrax.Tsit5() if self.solver is None else self.solver
         if isinstance(solver, Rosenbrock):
-            solver = solver.on(loss, state.model)
+            solver = solver.on(loss, state.model, self.tolerance, absolute)
         saves = [diffrax.SubSaveAt(ts=marks, fn=recorded), diffrax.SubSaveAt(t1=True)]
-        absolute = self.tolerance * jnp.maximum(state.scale, jnp.finfo(marks.dtype).tiny)
         solution = diffrax.diffeqsolve(
             diffrax.ODETerm(slope),
             solver,

@@ -46,6 +46,12 @@ D = [
     [-0.6762803392801253, 6.087714651680015, 16.43084320892478, 24.76722511418386,
      -6.594389125716872],
 ]  # fmt: skip
+# The error of a linear system may be SHARE · rtol^(1/4) times the tolerance of a step. The estimate
+# of a step of size h is of the order h⁴ and meets the tolerance. Its error is of the order h⁵, and
+# thus smaller by rtol^(1/4). SHARE is small because later stages amplify what earlier ones leave:
+# with a tenth of the tolerance, a flow of 1e-9 through a drop was off a hundred times as much.
+SHARE = 5e-3
+ROUNDING = 4  # units of rounding error that no linear system is asked to undercut
 A, C, D = (np.array([row + [0.0] * (6 - len(row)) for row in rows]) for rows in (A, C, D))
 
 
@@ -53,25 +59,30 @@ class Rosenbrock(diffrax.AbstractAdaptiveSolver[None]):
     """Rosenbrock steps of fourth order (RODAS): no step is too long for a stiff direction.
 
     Each of the six stages solves one linear system, (1 - γhJ) k = …, with the Jacobian J of the
-    flow, which is symmetric; so the system is positive as long as no direction grows by more than
-    e⁴ in a step, and conjugate gradients need only products with J. A longer step is rejected.
+    flow. J is symmetric, so the system is positive as long as no direction grows by more than e⁴
+    in a step, and conjugate gradients need only products with J. A longer step is rejected.
+
+    The linear systems are solved to a small share of the tolerance of a step, so that the accuracy
+    of a flow follows its tolerance. `Flow` tells the solver which tolerance that is. Where Diffrax
+    calls the solver without `Flow`, no tolerance is known, and the systems are solved to rounding
+    errors.
 
     For attention whose weights are pairs of key and query (`AbstractModel.pairs`) in the
     population, `Flow` gives the system in the eigenvectors of the task, where learned modes are
-    almost decoupled, and a block preconditioner: about eight products a stage, whatever the step.
-    Elsewhere there is none, and their number grows as the root of step times sharpness.
-    Third-order interpolation between steps. No reverse-mode gradient.
+    almost decoupled, and a block preconditioner: some ten products per stage, whatever the step.
+    Elsewhere there is no preconditioner, and the number of products grows as the root of step
+    times sharpness. Interpolation between steps is of third order. There is no reverse-mode
+    gradient.
 
-    - `accuracy`: of the linear systems: residual over right-hand side.
     - `products`: the most products a system may take before its step is rejected.
 
     Reference: E. Hairer, G. Wanner, "Solving Ordinary Differential Equations II", 2nd ed. (1996),
     Section IV.7 and the code RODAS.
     """
 
-    accuracy: float = 1e-4
     products: int = eqx.field(static=True, default=2000)
     system: PairSystem | None = None
+    tolerances: tuple[Any, Any] | None = None  # relative and absolute, of a step
 
     term_structure: ClassVar = diffrax.ODETerm
     interpolation_cls: ClassVar = diffrax.ThirdOrderHermitePolynomialInterpolation
@@ -79,9 +90,13 @@ class Rosenbrock(diffrax.AbstractAdaptiveSolver[None]):
     def order(self, terms: Any) -> int:
         return 4
 
-    def on(self, loss: AbstractLoss, model: AbstractModel) -> Self:
-        """The same solver with what it can know of the flow of a model on a loss."""
-        return type(self)(self.accuracy, self.products, PairSystem.of(loss, model))
+    def on(self, loss: AbstractLoss, model: AbstractModel, rtol: Any, atol: Any) -> Self:
+        """The same solver with what it can know of the flow of a model on a loss.
+
+        - `loss`, `model`: what flows. Where their linear system is known, it is used.
+        - `rtol`, `atol`: the tolerances of the step size controller.
+        """
+        return type(self)(self.products, PairSystem.of(loss, model), (rtol, atol))
 
     def func(self, terms: diffrax.AbstractTerm, t0: Any, y0: Any, args: Any) -> Any:
         return terms.vf(t0, y0, args)
@@ -121,38 +136,54 @@ class Rosenbrock(diffrax.AbstractAdaptiveSolver[None]):
         """b -> (1 - width · J)⁻¹ b; NaN where that is not positive."""
         if self.system is not None:
             system = self.system.at(y0, width)
-            solve = _conjugate_gradients(
-                system.product, system.inverse, self.accuracy, self.products
-            )
+            allowed = self._allowed(system.turned(y))
+            solve = _conjugate_gradients(system.product, system.inverse, allowed, self.products)
             return lambda b: system.back(solve(system.turned(b)))
         _, tangent = jax.linearize(slope, y)
+        allowed = self._allowed(y)
         return _conjugate_gradients(
-            lambda x: x - width * tangent(x), lambda x: x, self.accuracy, self.products
+            lambda x: x - width * tangent(x), lambda x: x, allowed, self.products
         )
 
+    def _allowed(self, y: Vector) -> Vector:
+        """The error that each entry of the solution of a linear system may have."""
+        if self.tolerances is None:
+            return jnp.zeros_like(y)
+        rtol, atol = self.tolerances
+        return SHARE * rtol**0.25 * (atol + rtol * jnp.abs(y))
 
-def _conjugate_gradients(product: Map, inverse: Map, accuracy: float, limit: int) -> Map:
-    """b -> x with |b - W x| < accuracy |b|, for W > 0; NaN where W is not, or at the limit."""
+
+def _conjugate_gradients(product: Map, inverse: Map, allowed: Vector, limit: int) -> Map:
+    """b -> x with W x = b, for W > 0; NaN where W is not, or at the limit.
+
+    The error of x, as the preconditioner sees it (`inverse` of the residual), has entries of the
+    size of those of `allowed` in the root mean square, or is a rounding error.
+    """
 
     def solve(b: Vector) -> Vector:
-        goal = accuracy**2 * jnp.sum(b**2)
+        better = inverse(b)
+        rounding = ROUNDING * jnp.finfo(b.dtype).eps * jnp.sqrt(jnp.mean(better**2))
+        weights = 1 / jnp.maximum(allowed + rounding, jnp.finfo(b.dtype).tiny)
+
+        def error(better: Vector) -> Float[Array, ""]:
+            return jnp.mean((better * weights) ** 2)
 
         def going(carry: Any) -> Any:
-            return (jnp.sum(carry[1] ** 2) > goal) & (carry[3] > 0) & (carry[4] < limit)
+            _, _, better, _, size, count = carry
+            return (error(better) > 1) & (size > 0) & (count < limit)
 
         def round_(carry: Any) -> Any:
-            x, rest, direction, size, count = carry
+            x, rest, _, direction, size, count = carry
             image = product(direction)
             curvature = jnp.sum(direction * image)
             step = size / jnp.where(curvature > 0, curvature, jnp.nan)
             x, rest = x + step * direction, rest - step * image
             better = inverse(rest)
             after = jnp.sum(rest * better)
-            return x, rest, better + after / size * direction, after, count + 1
+            return x, rest, better, better + after / size * direction, after, count + 1
 
-        better = inverse(b)
-        start = (jnp.zeros_like(b), b, better, jnp.sum(b * better), 0)
-        x, rest, *_ = jax.lax.while_loop(going, round_, start)
-        return jnp.where(jnp.sum(rest**2) <= goal, x, jnp.nan)
+        start = (jnp.zeros_like(b), b, better, better, jnp.sum(b * better), 0)
+        x, _, better, *_ = jax.lax.while_loop(going, round_, start)
+        return jnp.where(error(better) <= 1, x, jnp.nan)
 
     return solve
