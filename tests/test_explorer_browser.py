@@ -98,7 +98,7 @@ def test_it_trains_on_arrival_and_draws_theory(page, file):
     )
     assert page.evaluate("document.querySelectorAll('#loss .predicted').length") == 4
     assert page.evaluate("document.querySelector('#loss .theory').getAttribute('d').length") > 500
-    assert "zero, then PCR-1" in page.evaluate(
+    assert "nothing, then component 1, then components 1–2" in page.evaluate(
         "document.querySelector('#strip svg').getAttribute('aria-label')"
     )
     assert page.evaluate("explorer.timeline.playing || explorer.timeline.index > 0")
@@ -150,7 +150,7 @@ def test_every_preset(page, file):
 
 def test_every_control(page, file):
     visit(page, file, "scale=0.07&seeds=2")
-    page.evaluate("document.querySelector('details').open = true")
+    page.evaluate("document.querySelector('.controls details').open = true")
     give(page, "scale", -1.5)
     assert setting(page, "scale") == pytest.approx(0.0316)
     page.evaluate("document.getElementById('more').click()")
@@ -272,6 +272,17 @@ def test_hostile_links_do_no_harm(page, file, fragment):
     assert page.evaluate("({}).polluted") is None
 
 
+def test_a_link_is_bounded_by_what_all_of_it_costs(page, file):
+    page.open("about:blank")
+    page.open(file.as_uri() + "#seeds=1e9&steps=1e99&heads=16&rank=8&spectrum=1,1,1,1,1,1,1,1")
+    alone = setting(page, "steps")
+    assert alone == 10**6  # each number in its bounds
+    assert setting(page, "seeds") < 10  # and their product too
+    page.open("about:blank")
+    page.open(file.as_uri() + "#seeds=100&steps=2000")
+    assert (setting(page, "seeds"), setting(page, "steps")) == (100, 2000)  # what is cheap stays
+
+
 @pytest.mark.parametrize("inside", ["", "AAAA", "not base64!", "eJwDAAAAAAE="])
 def test_hostile_runs_are_refused_in_words(page, inside, tmp_path):
     path = tmp_path / "page.html"
@@ -339,7 +350,7 @@ def test_copied_settings_and_program_repeat_the_runs(page, file, fragment, tmp_p
 def test_a_fixed_task_is_learned_in_weight_first(page, file, tmp_path):
     visit(page, file)
     page.evaluate("[...document.querySelectorAll('.pills button')]"
-                  ".find(b => b.textContent.startsWith('Fig. 10')).click()")  # fmt: skip
+                  ".find(b => b.textContent.startsWith('In weights first')).click()")  # fmt: skip
     settle(page)
     page.evaluate(STILL)
     halves = page.evaluate(
@@ -366,6 +377,71 @@ def test_a_fixed_task_is_learned_in_weight_first(page, file, tmp_path):
     for found, name in zip(shown, ("in_context_loss", "in_weight_loss"), strict=True):
         assert found == pytest.approx(runs[name].values[0].tolist(), abs=1e-6)  # weights as floats
     assert page.evaluate("document.querySelector('[data-view=conserved]').hidden") is False
+
+
+def test_presets_are_one_row_and_a_menu(page, file):
+    visit(page, file, "scale=0.07&seeds=1", width=1280)
+    tops = page.evaluate(
+        "[...document.querySelectorAll('.presets > .pills button, .menu > summary')]"
+        ".map(b => Math.round(b.getBoundingClientRect().top))"
+    )
+    assert len(tops) == 6
+    assert max(tops) - min(tops) <= 2
+    page.evaluate("document.getElementById('more-presets').open = true")
+    page.evaluate("[...document.querySelectorAll('#breakage button')].find("
+                  "b => b.textContent === 'Large start').click()")  # fmt: skip
+    assert page.evaluate("document.getElementById('more-presets').open") is False
+    assert text(page, "more-name") == "Large start"
+    page.evaluate("document.querySelector('#row button').click()")
+    assert text(page, "more-name") == "More"
+
+
+def test_levels_are_said_in_words_and_their_terms_in_tooltips(page, file):
+    visit(page, file, "scale=0.07&steps=25000&rate=0.2", width=1280)
+    page.evaluate(STILL)
+    labels = page.evaluate(
+        "[...document.querySelectorAll('#loss .levels text')]"
+        ".map(t => [t.firstChild.data, t.querySelector('title')?.textContent])"
+    )
+    assert [name for name, _ in labels] == [
+        "nothing",
+        "component 1",
+        "components 1–2",
+        "components 1–3",
+        "least squares",
+    ]
+    assert "PCR-2" in labels[2][1]
+    give(page, "time", 0)
+    page.until("document.getElementById('readout').textContent.includes('predicts nothing yet')")
+
+
+def test_the_story_goes_with_the_drops_and_ends_with_an_invitation(page, file):
+    visit(page, file, "model=merged&scale=0.001&seeds=1")
+    page.evaluate("document.getElementById('story-start').click()")
+    settle(page)
+    page.until("document.getElementById('story-count').textContent === '1 of 5'")
+    assert setting(page, "model") == "separate"
+    at = []
+    for number in range(2, 6):
+        press(page, "ArrowRight", 39)
+        page.until(f"document.getElementById('story-count').textContent === '{number} of 5'")
+        page.until("!explorer.timeline.playing")
+        at.append(page.evaluate("explorer.trainer.front.losses[explorer.timeline.index]"))
+    assert at[0] == pytest.approx(0.64, abs=0.02)  # one component is learned
+    assert at[1] == pytest.approx(0.377, abs=0.02)  # two
+    assert at[2] == pytest.approx(0.136, abs=0.001)
+    assert "change something" in text(page, "story-words")
+    press(page, "Escape", 27)
+    assert page.evaluate("document.getElementById('story').hidden")
+    assert page.evaluate("document.getElementById('note').hidden") is False
+
+
+def test_nothing_sticks_on_a_low_screen(page, file):
+    for height, kind in ((900, "sticky"), (360, "static")):
+        visit(page, file, "scale=0.07&seeds=1", width=900, height=height)
+        assert page.evaluate("getComputedStyle(document.querySelector('.transport')).position") == (
+            kind
+        )
 
 
 def test_two_tabs_do_not_disturb_each_other(page, file, tmp_path):

@@ -12,10 +12,11 @@ import { ValuesView } from "../views/values.js";
 import { Controls } from "./controls.js";
 import { PRESETS } from "./presets.js";
 import { recorded } from "./recorded.js";
-import { makeSaving } from "./saving.js";
+import { makeSaving, saveCard } from "./saving.js";
 import { format, parse, valid } from "./settings.js";
 import { makeActions } from "./sharing.js";
 import { selfTest } from "./selftest.js";
+import { Story } from "./story.js";
 import { Timeline } from "./timeline.js";
 import { Trainer } from "./trainer.js";
 import { cursorWords, words } from "./words.js";
@@ -50,6 +51,15 @@ const controls = new Controls(change, (preset) => {
   timeline.restart();
   change(preset);
 });
+
+const story = new Story(
+  timeline,
+  () => trainer.front,
+  () => {
+    timeline.restart();
+    change({ ...valid(PRESETS[0].settings), task_covariance: [] });
+  },
+);
 
 /** When settings were asked for, until their run is on the screen: the page measures its own latency. */
 /** @type {{settings: Settings, at: number}[]} */ const requests = [];
@@ -89,6 +99,7 @@ function frame() {
   requestAnimationFrame(frame);
   trainer.frame();
   const { front, setup } = trainer;
+  story.frame(Boolean(front?.done && front.setup === setup));
   timeline.frame(front);
   if (rest) drawRest();
   if (dirty && setup) draw();
@@ -167,6 +178,7 @@ makeActions(
   () => `${location.href.replace(/#.*/, "")}#${format(settings, 0)}`,
 );
 makeSaving(views, context);
+byId("card").addEventListener("click", () => saveCard(views.loss.sheet, location.href));
 const placed = [...Object.values(views), controls.spectrum];
 const sizes = new ResizeObserver(() => {
   const changed = placed.filter((view) => view.width !== view.host.clientWidth);

@@ -40,12 +40,25 @@ export class Controls {
   constructor(change, preset) {
     this.settings = DEFAULTS;
     this.change = change;
+    const folded = /** @type {HTMLDetailsElement} */ (byId("more-presets"));
     this.spectrum = new SpectrumView(byId("spectrum"), BOUNDS.spectrum, (spectrum) => change({ spectrum }));
-    this.presets = PRESETS.map(({ name, group, settings }) => {
+    this.presets = PRESETS.map(({ name, figure, group, settings }) => {
       const button = html("button", { type: "button", "aria-pressed": "false" }, name);
-      button.addEventListener("click", () => preset({ ...DEFAULTS, task_covariance: [], ...settings }));
+      if (figure) button.append(" ", html("small", {}, figure));
+      button.addEventListener("click", () => {
+        folded.open = false;
+        preset({ ...DEFAULTS, task_covariance: [], ...settings });
+      });
       byId(group).append(button);
       return button;
+    });
+    folded.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape" || !folded.open) return;
+      folded.open = false;
+      folded.querySelector("summary")?.focus();
+    });
+    document.addEventListener("pointerdown", (event) => {
+      if (!folded.contains(/** @type {Node} */ (event.target))) folded.open = false;
     });
     for (const one of FIELDS) byId("fields").append(this.#field(one));
     const scale = field("scale");
@@ -66,7 +79,7 @@ export class Controls {
     for (const { name, show } of runs.reverse()) {
       const button = html("button", { type: "button" }, name);
       button.addEventListener("click", show);
-      byId("figures").prepend(button);
+      byId("row").prepend(button);
     }
   }
 
@@ -129,6 +142,9 @@ export class Controls {
         ? PRESETS.findIndex((preset) => bare(valid({ task_covariance: [], ...preset.settings })) === bare(settings))
         : -1;
     this.presets.forEach((button, i) => button.setAttribute("aria-pressed", String(i === chosen)));
+    const hidden = chosen >= 0 && PRESETS[chosen].group !== "row";
+    byId("more-name").textContent = hidden ? PRESETS[chosen].name : "More";
+    byId("more-presets").classList.toggle("chosen", hidden);
     byId("note").textContent = note ?? PRESETS[chosen]?.note ?? remark(settings);
   }
 

@@ -57,6 +57,37 @@ async function savePng(sheet, name) {
   canvas.toBlob((blob) => blob && download(blob, `${name}.png`));
 }
 
+const CARD = { width: 1200, height: 630 }; // what social media show whole
+
+/** A picture to send to somebody: title, what is seen, the curve, and where it is. @type {(sheet: SVGElement, address: string) => Promise<void>} */
+export async function saveCard(sheet, address) {
+  const { text, width, height } = drawing(sheet);
+  const image = new Image();
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
+  await image.decode();
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [CARD.width, CARD.height];
+  const pen = canvas.getContext("2d");
+  if (!pen) return;
+  const style = getComputedStyle(document.documentElement);
+  const [page, ink, soft] = ["--page", "--ink", "--soft"].map((name) => style.getPropertyValue(name));
+  pen.fillStyle = page;
+  pen.fillRect(0, 0, CARD.width, CARD.height);
+  pen.fillStyle = ink;
+  pen.font = `600 40px ${style.getPropertyValue("--serif")}`;
+  pen.fillText(document.querySelector("h1")?.textContent ?? "", 48, 74, CARD.width - 96);
+  pen.font = `24px ${style.getPropertyValue("--serif")}`;
+  pen.fillText("Solid: training. Dashed: computed before it began, from the initial weights.", 48, 116, CARD.width - 96);
+  const fit = Math.min((CARD.width - 96) / width, (CARD.height - 200) / height);
+  pen.drawImage(image, (CARD.width - fit * width) / 2, 138, fit * width, fit * height);
+  pen.fillStyle = soft;
+  pen.font = `20px ${style.getPropertyValue("--sans")}`;
+  // A page opened as a file has an address that is of no use to others.
+  const where = address.startsWith("http") ? address.replace(/^https?:\/\//, "").slice(0, 110) : "iclflow explore";
+  pen.fillText(where, 48, CARD.height - 24, CARD.width - 96);
+  canvas.toBlob((blob) => blob && download(blob, "attention-learns.png"));
+}
+
 /** @type {(view: Savable, name: string, context: Context | null) => void} */
 function saveCsv(view, name, context) {
   if (!context) return;

@@ -70,10 +70,19 @@ export const BOUNDS = {
   cloud: [0, 1000],
 };
 const WHOLE = ["context", "heads", "rank", "eigen_seed", "sequences", "data_seed", "steps", "seeds", "seed", "front"];
+const LONGEST = 6e10; // nanoseconds, about, that all runs of a page may take together
+const TYPICAL = 25000; // steps of a run that is given none
 const SOFTMAX_SEQUENCES = [300, 3000]; // softmax trains on prompts: when none are asked for, and at most
 
 /** Whether a model trains on prompts only. @type {(settings: Settings) => boolean} */
 export const isSoftmax = ({ model }) => model.startsWith("softmax");
+
+/** About how many nanoseconds a step of one run takes. @type {(settings: Settings) => number} */
+function stepCost({ model, spectrum: { length: D }, heads, rank, context, sequences, fixed_fraction }) {
+  if (model.startsWith("softmax")) return sequences * (context + 1) * heads * 2 * D;
+  const features = sequences || fixed_fraction ? (D * (D + 1) ** 2) ** 2 : 0;
+  return 100 + 2 * heads * rank * D ** 2 + features;
+}
 
 /** Settings with every number in its bounds, or a default in its place. @type {(given: Partial<Settings>) => Settings} */
 export function valid(given) {
@@ -100,6 +109,11 @@ export function valid(given) {
   if (result.fixed_fraction > 0) result.sequences = 0;
   if (result.fixed_fraction > 0 && result.model === "separate") result.cloud = 0;
   if (isSoftmax(result)) result.sequences = Math.min(SOFTMAX_SEQUENCES[1], result.sequences || SOFTMAX_SEQUENCES[0]);
+  // Each number is in its bounds; their product could still keep the page busy for hours.
+  const affordable = Math.max(1, Math.floor(LONGEST / stepCost(result)));
+  result.steps = Math.min(result.steps, affordable);
+  result.seeds = Math.max(1, Math.min(result.seeds, Math.floor(affordable / (result.steps || TYPICAL))));
+  result.front = Math.min(result.front, result.seeds - 1);
   return result;
 }
 

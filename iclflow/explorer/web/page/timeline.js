@@ -16,6 +16,7 @@ export class Timeline {
     this.playing = false;
     this.moved = true;
     this.from = this.began = 0;
+    this.until = Infinity; // the save at which it stops by itself
     this.shown = 0; // the first time that the axis shows
     this.arriving = !calm && wanted === 0; // a new experiment is played as it comes
     this.atEnd = calm && wanted === 0; // the cursor stays at the end of the run, wherever that is
@@ -58,9 +59,21 @@ export class Timeline {
     this.changed();
   }
 
+  /** On to a time, as if it played, or there at once where less motion is asked for. @param {Run} front @param {number} time */
+  glide(front, time) {
+    const from = this.index;
+    this.seek(front, time);
+    const to = this.index;
+    if (this.calm || to <= from) return;
+    this.moveTo(front, from);
+    this.play(front);
+    this.until = to;
+  }
+
   /** @param {Run | undefined} front */
   play(front) {
     this.playing = true;
+    this.until = Infinity;
     this.began = performance.now();
     this.from = front && this.index >= front.times.length - 1 ? this.#first(front) : this.index;
     this.#show();
@@ -83,8 +96,8 @@ export class Timeline {
   frame(front) {
     if (!this.playing || !front) return;
     const next = this.from + ((performance.now() - this.began) / 1000) * SPEED;
-    this.moveTo(front, next);
-    if (!front.done || next < front.times.length - 1) return;
+    this.moveTo(front, Math.min(next, this.until));
+    if (next < this.until && (!front.done || next < front.times.length - 1)) return;
     this.stop();
     this.changed();
   }

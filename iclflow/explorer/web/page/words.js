@@ -1,7 +1,7 @@
 // What the page says about what it shows.
 
 import { ordered } from "../kernel/task.js";
-import { algorithm, isLinear, isMap, percent } from "../views/context.js";
+import { doing, isLinear, isMap, percent } from "../views/context.js";
 import { conservedNames, drift } from "../views/conserved_quantities.js";
 import { byId, field, html, number, superscript } from "../views/svg.js";
 import { curveError, timeErrors } from "../theory/seen.js";
@@ -15,14 +15,14 @@ export function cursorWords({ front, index }, now) {
     at = Math.min(index, front.times.length - 1);
   slider.max = String(front.times.length - 1);
   slider.value = String(at);
-  const name = now ? algorithm(now.m, front.setup) : "";
+  const [verb, name] = now ? doing(now.m, front.setup) : ["", ""];
   const step = Math.round(front.times[at] / (2 * front.setup.rate));
-  slider.setAttribute("aria-valuetext", `time ${number(front.times[at])}, loss ${number(front.losses[at])}, ${name}`);
+  slider.setAttribute("aria-valuetext", `time ${number(front.times[at])}, loss ${number(front.losses[at])}, ${verb} ${name}`);
   byId("readout").replaceChildren(
     `t/τ ${number(front.times[at])} · step ${number(step, 6)} · loss `,
     html("b", {}, front.losses[at].toFixed(3)),
-    ...(now ? [" · does ", html("b", {}, name === "zero" ? "nothing yet" : name)] : []),
-    now && now.distance > 0.0005 ? ` to ${percent(now.distance)}` : "",
+    ...(now ? [` · ${verb} `, html("b", {}, name)] : []),
+    now && now.distance > 0.0005 ? ` (within ${percent(now.distance)})` : "",
   );
 }
 

@@ -10,7 +10,7 @@ import { scale } from "./svg.js";
 /** Rows of numbers and texts under names. @typedef {{columns: string[], rows: (number | string)[][]}} Table */
 
 export const LEFT = 44,
-  RIGHT = 92,
+  RIGHT = 122,
   RIGHT_NARROW = 58;
 
 /** The time axis that the loss, the strip and the value weights share. @type {(context: Context, width: number) => import("./svg.js").Scale} */
@@ -53,14 +53,40 @@ export const isLinear = ({ settings }) => !settings.model.startsWith("softmax");
 /** Whether the answer is βᵀM x_q: one output, linear, and no other block trained. @type {(setup: Setup) => boolean} */
 export const isMap = (setup) => isLinear(setup) && setup.shape.kind !== "transformer" && !setup.shape.full;
 
-/** What a model does that has learned m components: PCR-m where they are the m of largest variance. @type {(m: number, setup: Setup) => string} */
+/** What a model uses that has learned m components, in words. @type {(m: number, setup: Setup) => string} */
 export function algorithm(m, { modes, shape }) {
   const all = modes.order.length;
-  if (m === 0) return "zero";
+  if (m === 0) return "nothing";
   if (shape.full) return m < modes.levels.length - 1 ? "first drop" : "least loss";
   if (shape.kind === "transformer") return `${m} ${m === 1 ? "mode" : "modes"}`;
   if (m === all) return "least squares";
-  return principal(modes) ? `PCR-${m}` : modes.order.slice(0, m).map(component).join("");
+  return `${m === 1 ? "component" : "components"} ${shortly(m, modes)}`;
+}
+
+/** The components themselves: 1, 1–3, or 2, 1. @type {(m: number, modes: import("../kernel/task.js").Modes) => string} */
+export function shortly(m, modes) {
+  if (m > 1 && principal(modes)) return `1–${m}`;
+  return modes.order
+    .slice(0, m)
+    .map((d) => d + 1)
+    .join(", ");
+}
+
+/** The same as a sentence about the model. @type {(m: number, setup: Setup) => [string, string]} */
+export function doing(m, setup) {
+  const name = algorithm(m, setup);
+  if (m === 0) return ["predicts", "nothing yet"];
+  return [name === "least squares" ? "does" : "uses", name];
+}
+
+/** What statistics calls it, for those who want to look it up. @type {(m: number, setup: Setup) => string} */
+export function termOf(m, { modes, shape }) {
+  if (shape.full || shape.kind === "transformer") return "";
+  if (m === 0) return "The model's answer is zero: L = E[y²].";
+  if (m === modes.order.length) return "Least squares on β, the best that this model can do (23).";
+  return principal(modes)
+    ? `Principal component regression with ${m} ${m === 1 ? "component" : "components"}, PCR-${m} (27).`
+    : "Regression on these components (27).";
 }
 
 /** How much of each component is in a head: k_d² and q_d² over its rank, or the diagonal of U. @type {(run: Run, w: Float64Array, head: number) => {keys: Float64Array[], queries: Float64Array[]}} */

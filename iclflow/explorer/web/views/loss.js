@@ -2,7 +2,7 @@
 
 import { freshId, keep, line, number, scale, set, svg, ticks } from "./svg.js";
 import { dropLevels } from "../theory/seen.js";
-import { LEFT, algorithm, clockName, colour, component, count, textColour, timeScale } from "./context.js";
+import { LEFT, algorithm, clockName, colour, component, count, shortly, termOf, textColour, timeScale } from "./context.js";
 
 /** @typedef {import("./context.js").Context} Context */
 
@@ -66,7 +66,7 @@ export class LossView {
     const { modes, theory, shape } = setup;
     const width = this.width,
       narrow = width < 560,
-      height = narrow ? 310 : 410;
+      height = narrow ? 310 : innerHeight < 800 ? 340 : 410; // on a low screen the strip shall be seen too
     for (const sheet of [this.sheet, this.over]) set(sheet, { width, height, viewBox: `0 0 ${width} ${height}` });
     const x = (this.x = timeScale(context, width));
     const y = (this.y = scale(false, [0, 1.04 * Math.max(modes.power, ...testPeaks(front))], [height - 44, 24]));
@@ -102,11 +102,11 @@ export class LossView {
       const room = y(level) - lastLabel > 12;
       if (!room && m !== all) return;
       lastLabel = y(level);
-      const label = svg(
-        "text",
-        { x: right + 8, y: y(level) + 4 },
-        algorithm(m, setup).replace("least squares", narrow ? "LSQ" : "least squares"),
-      );
+      const name = algorithm(m, setup);
+      const short = name.startsWith("component") ? shortly(m, modes) : name.replace("least squares", "all");
+      const label = svg("text", { x: right + 8, y: y(level) + 4 }, narrow ? short : name);
+      const term = termOf(m, setup);
+      if (term) label.append(svg("title", {}, term));
       levels.push(svg("circle", { cx: right + 1, cy: y(level), r: 2.5, style: `fill: ${own(m)}` }), label);
     });
     this.levels.replaceChildren(...levels);

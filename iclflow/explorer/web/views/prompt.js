@@ -197,7 +197,7 @@ export class PromptView {
 }
 
 /** Who gives answer m. @type {(m: number, setup: import("./context.js").Setup) => string} */
-const who = (m, setup) => (isMap(setup) ? algorithm(m, setup) : m === 0 ? "zero" : "least squares");
+const who = (m, setup) => (isMap(setup) ? algorithm(m, setup) : m === 0 ? "nothing" : "least squares");
 
 /** One output and a linear map: what the view is about. @type {(setup: import("./context.js").Setup) => boolean} */
 const applies = (setup) => isLinear(setup) && setup.shape.kind !== "transformer";

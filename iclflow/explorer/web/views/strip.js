@@ -2,7 +2,7 @@
 
 import { freshId, set, svg } from "./svg.js";
 import { distances } from "../kernel/task.js";
-import { LEFT, algorithm, colour, count, isMap, matrixAt, timeScale } from "./context.js";
+import { LEFT, algorithm, colour, count, isMap, matrixAt, shortly, termOf, timeScale } from "./context.js";
 
 /** @typedef {import("./context.js").Context} Context */
 
@@ -75,13 +75,14 @@ export class StripView {
       const from = own[0].from,
         after = pieces.indexOf(own[own.length - 1]) + 1;
       const to = after < pieces.length ? pieces[after].from : place(front.times[front.times.length - 1]);
-      const name = [algorithm(m, setup), m === 0 ? "0" : m === all ? "LSQ" : String(m)].find(
+      const name = [algorithm(m, setup), m === 0 ? "0" : m === all ? "all" : shortly(m, setup.modes)].find(
         (text) => 7.2 * text.length < to - from,
       );
-      if (name) names.push(svg("text", { x: (from + to) / 2, y: HEIGHT / 2 + 4.5, "text-anchor": "middle" }, name));
+      const middle = { x: (from + to) / 2, y: HEIGHT / 2 + 4.5, "text-anchor": "middle" };
+      if (name) names.push(svg("text", middle, name, svg("title", {}, termOf(m, setup))));
     }
     set(this.title, { x: x.range[1] + 8 });
-    this.title.textContent = this.distances.length === 0 ? "" : width < 560 ? "does" : "the model does";
+    this.title.textContent = this.distances.length === 0 ? "" : width < 560 ? "uses" : "the model uses";
     this.bands.replaceChildren(...bands);
     this.names.replaceChildren(...names);
     set(this.sheet, {
