@@ -142,7 +142,7 @@ def whole(tmp_path_factory):
 @pytest.fixture
 def saving(monkeypatch):
     """Every piece goes to disk."""
-    monkeypatch.setattr("iclflow.runs.store.SAVE_EVERY", 0.0)
+    monkeypatch.setattr("iclflow.runs.plan.SAVE_EVERY", 0.0)
 
 
 def contents(folder):

@@ -17,7 +17,7 @@ from iclflow.runs import compiling, vmapped
 from iclflow.runs import sweep as sweeps
 from iclflow.runs.dataset import final_models
 from iclflow.runs.labels import OUTCOMES, from_dataset, to_dataset
-from iclflow.runs.plan import COPIES
+from iclflow.runs.cost import COPIES
 from iclflow.runs.simulate import simulate
 from iclflow.runs.store import Snapshots
 from iclflow.runs.sweep import Vary, sweep
@@ -275,7 +275,7 @@ def test_arrays_have_the_axes_of_the_model_or_numbers():
 )
 def test_a_store_goes_on_in_every_bit(dynamics, tmp_path, monkeypatch):
     """Interrupted after every few pieces, the run is the run that was not."""
-    monkeypatch.setattr("iclflow.runs.store.SAVE_EVERY", 0.0)
+    monkeypatch.setattr("iclflow.runs.plan.SAVE_EVERY", 0.0)
     monkeypatch.setattr("iclflow.runs.plan.MANY_PIECES", 8)
     options = {"until": UNTIL, "saveat": [0, 5, 6, 50], "seeds": 2, "record": ["loss", "weights"]}
     whole = sweep(LOSS, INIT, dynamics, store=tmp_path / "whole", **options)

@@ -6,16 +6,21 @@ from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from iclflow.runs.fused.engine import FASTER, VMAP, Fused, why_not
+from iclflow.runs import cost
+from iclflow.runs.fused.engine import VMAP, Fused, why_not
 from iclflow.runs.labels import INTERRUPTED, outcome
-from iclflow.runs.plan import Batch, pieces
+from iclflow.runs.plan import Batch, pieces, reach
 from iclflow.runs.record import Recording, measure_after
 from iclflow.runs.record.quantities import MODELS
 from iclflow.runs.transfer import to_host
 from iclflow.runs.vmapped import one_clock, vmapped
+
+TOO_FEW = "too few runs and steps to be worth compiling a fused loop"
+AS_PLANNED = "as the runs before it"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +74,16 @@ class BatchResult:
     stopped: np.ndarray
     interrupted: bool
     engine: str  # what advanced it, and why
+    kind: str  # the same in one word: vmap, C++ or CUDA
 
 
 @runtime_checkable
 class Disk(Protocol):
     """Where the progress of a batch is kept."""
+
+    def agree(self, number: int, batch: Batch, pieces: int) -> tuple[Batch, int]:
+        """The engine and the pieces that the batch was begun with; those given, if it was not."""
+        ...
 
     def resume(self, number: int, progress: Standing) -> Standing: ...
     def save(self, number: int, progress: Standing, now: bool) -> None: ...
@@ -91,18 +101,25 @@ def run_batch(
 ) -> BatchResult:
     """Train a batch to the last mark, or to where Ctrl-C stops it; raised before the first."""
     progress = Standing(_start(batch.parts, batch.axes, batch.seeds, batch.weights, key), {})
-    advance, kind, reason = _engine(batch, progress.state, marks, recording.functions)
-    engine = f"{VMAP} ({reason})" if kind == VMAP else f"fused ({kind})"
+    engine = choose(batch, progress.state, marks, recording.functions)
+    count = pieces(_seconds(batch, engine.kind, marks), disk is not None)
     if disk is not None:
+        kept, count = disk.agree(number, dataclasses.replace(batch, engine=engine.kind), count)
+        if kept.engine != engine.kind:
+            engine = choose(kept, progress.state, marks, recording.functions)
+        if kept.engine != engine.kind:
+            raise ValueError(
+                f"this run was begun by the fused loop in {kept.engine}, which cannot go on here: "
+                f"{engine.reason}; choose another folder"
+            )
         room = _room(batch, progress.state, recording.functions, len(marks))
         progress = disk.resume(number, dataclasses.replace(progress, record=room))
-    count, longest = pieces(batch, marks, disk is not None, FASTER[kind])
-    size = -(-len(marks) // count)
+    size, longest = -(-len(marks) // count), reach(marks, count)
     stops = {float(mark) for watch in observers for mark in watch.stops(marks)}
     interrupted, seen = False, progress
     try:
         while progress.done < len(marks):
-            progress = _piece(advance, progress, marks, recording, size, longest, stops)
+            progress = _piece(engine.advance, progress, marks, recording, size, longest, stops)
             # First the observers: what they write of a piece is then there when it counts as done.
             for watch in observers:
                 watch(Piece(batch, number, progress.mark, marks, stops, progress.state.model))
@@ -116,6 +133,59 @@ def run_batch(
             raise
         interrupted = True
     return _result(batch, progress, recording, final, interrupted, engine)
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """What advances a batch.
+
+    - `advance`: (state, marks, record) -> run.
+    - `kind`: vmap, C++ or CUDA.
+    - `reason`: why it is vmap.
+    """
+
+    advance: Callable[[Any, np.ndarray, dict[str, Callable]], Any]
+    kind: str
+    reason: str | None
+
+    def __str__(self) -> str:
+        return f"{VMAP} ({self.reason})" if self.kind == VMAP else f"fused ({self.kind})"
+
+
+def choose(batch: Batch, state: Any, marks: np.ndarray, record: dict[str, Callable]) -> Engine:
+    """The engine of a batch: the one it must have if that can do it, else the cheapest.
+
+    The cheapest is that of all runs which share the compiled program (`batch.group`), so that a
+    sweep in small batches takes the same one as a sweep in large batches.
+
+    - `state`: of the batch, or of a few of its runs: shapes alone matter.
+    - `marks`, `record`: save points, and what is recorded there.
+    """
+    (loss, _, dynamics), (loss_axes, _, dynamics_axes) = batch.parts, batch.axes
+    fused = Fused.of(loss, dynamics, state, (loss_axes is not None, dynamics_axes is not None))
+    parts = (loss, dynamics, state)
+    reason = AS_PLANNED
+    if batch.engine != VMAP:
+        reason = why_not(fused, parts, record, len(batch.seeds), marks)
+    if reason is None and batch.engine is None:
+        size, steps = _operations(batch), cost.steps_of(marks)
+        if not cost.worth_compiling(fused.engine, size, batch.group, steps):
+            reason = TOO_FEW
+    if reason is None:
+        return Engine(
+            lambda now, *how: fused.advance((loss, dynamics, now), *how), fused.engine, None
+        )
+    axes = (loss_axes, dynamics_axes)
+    return Engine(lambda now, *how: vmapped((loss, dynamics, now), axes, *how), VMAP, reason)
+
+
+def _seconds(batch: Batch, kind: str, marks: np.ndarray) -> float:
+    return cost.seconds(kind, _operations(batch), batch.count, cost.steps_of(marks))
+
+
+def _operations(batch: Batch) -> float:
+    loss, _, dynamics = batch.one
+    return cost.operations(loss, dynamics, batch.like)
 
 
 def _piece(
@@ -162,7 +232,7 @@ def _result(
     recording: Recording,
     final: Recording,
     interrupted: bool,
-    engine: str,
+    engine: Engine,
 ) -> BatchResult:
     state, count = progress.state, batch.count
     ends, stopped = to_host(_ends(state))
@@ -181,7 +251,9 @@ def _result(
         measured = _after(loss, models, dynamics, final.after, axes)
         last |= jax.tree.map(lambda a: a[:, 0], measured)
     record, last = jax.tree.map(lambda a: a[:count], to_host((record, last)))
-    return BatchResult(batch, record, last, ended[:count], stopped[:count], interrupted, engine)
+    return BatchResult(
+        batch, record, last, ended[:count], stopped[:count], interrupted, str(engine), engine.kind
+    )
 
 
 def _room(batch: Batch, state: Any, record: dict[str, Callable], count: int) -> dict[str, Any]:
@@ -195,20 +267,6 @@ def _empty(like: Any, shape: tuple[int, ...], count: int) -> np.ndarray:
     return np.full((like.shape[0], count, *shape), np.nan, kind)
 
 
-def _engine(
-    batch: Batch, state: Any, marks: np.ndarray, record: dict[str, Callable]
-) -> tuple[Callable[[Any, np.ndarray, dict[str, Callable]], Any], str, str | None]:
-    """How the batch advances, (state, marks, record) -> run, by which engine, and why `vmap`."""
-    (loss, _, dynamics), (loss_axes, _, dynamics_axes) = batch.parts, batch.axes
-
-    fused = Fused.of(loss, dynamics, state, (loss_axes is not None, dynamics_axes is not None))
-    reason = why_not(fused, (loss, dynamics, state), record, len(batch.seeds), marks)
-    if reason is not None:
-        axes = (loss_axes, dynamics_axes)
-        return lambda now, *how: vmapped((loss, dynamics, now), axes, *how), VMAP, reason
-    return lambda now, *how: fused.advance((loss, dynamics, now), *how), fused.engine, None
-
-
 @eqx.filter_jit
 def _start(parts, axes, seeds, weights, key) -> Any:
     def one(loss: Any, init: Any, how: Any, seed: Any, weight: Any) -> Any:
@@ -218,6 +276,21 @@ def _start(parts, axes, seeds, weights, key) -> Any:
 
     state = eqx.filter_vmap(one, in_axes=(*axes, 0, 0))(*parts, seeds, weights)
     return one_clock(parts[2], state)
+
+
+def blank_state(batch: Batch) -> Any:
+    """A state of the shape that the batch has at its start, made without computing one."""
+    parts = (batch.parts, batch.axes, batch.seeds, batch.weights, None)
+    shapes = eqx.filter_eval_shape(_start, *parts)
+
+    def blank(like: Any) -> Any:
+        if not isinstance(like, jax.ShapeDtypeStruct):
+            return like
+        if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+            return jnp.broadcast_to(jax.random.key(0), like.shape)
+        return jnp.zeros(like.shape, like.dtype)
+
+    return jax.tree.map(blank, shapes)
 
 
 @eqx.filter_jit

@@ -1,7 +1,6 @@
 """The plan of a sweep: cells of a grid, grouped by static shape, in batches that fit in memory."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,14 +12,13 @@ from iclflow.dynamics import AbstractDynamics
 from iclflow.losses import AbstractLoss
 from iclflow.losses.memory import RESERVE, device_bytes
 from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
+from iclflow.runs.cost import numbers, run_bytes
 
 SMALL = 4096  # numbers in a loss that is copied for each run rather than trained by itself
-COPIES = 8  # of the weights: gradients, the optimiser's state, what a step needs
 PIECES = 12  # of a run, between which progress is shown and Ctrl-C works
-MANY_PIECES = 256  # of a run that takes long, or is on disk: what a kill can lose
-FLOW = 2000.0  # steps of a solver, roughly, however long the time that it crosses
+MANY_PIECES = 256  # of a run that takes long: what a kill can lose
 BRIEF, LONG = 0.25, 60.0  # seconds: a run in one piece is shorter; one in many takes longer
-SPEED = {"cpu": 1e8, "gpu": 2e11}  # numbers touched a second, roughly
+SAVE_EVERY = 5.0  # seconds between two states on disk, so that saving never costs much
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +43,8 @@ class Batch:
     seeds: np.ndarray
     weights: np.ndarray
     like: AbstractModel  # shapes of the weights of one run
+    group: int  # runs of all batches that share its compiled program, its own among them
+    engine: str | None = None  # the one that must advance it; None: the cheapest
 
     @property
     def count(self) -> int:
@@ -79,7 +79,7 @@ def batches(
         places = np.concatenate([e.seeds for e in group])
         weights = np.concatenate([e.weights for e in group])
         like = empty_model(group[0].init)
-        each = recorded(group[0], like) + 8 * COPIES * _numbers(like) + group[0].loss.scratch()
+        each = run_bytes(like, recorded(group[0], like), group[0].loss.scratch())
         fit = max(1, min(len(rows), int(RESERVE * device_bytes() / each)))
         size = sizes[number] if sizes else fit
         for begin in range(0, len(rows), size):
@@ -95,6 +95,7 @@ def batches(
                 seeds=seeds[places[chosen]],
                 weights=weights[chosen],
                 like=like,
+                group=len(rows),
             )
             number += 1
 
@@ -104,7 +105,7 @@ PARTS = ("loss", "init", "dynamics")
 
 def _shape(entry: Entry) -> Any:
     """What runs must have in common to be trained together."""
-    size = _numbers(entry.loss)
+    size = numbers(entry.loss)
     shared = None if size <= SMALL else id(entry.loss)
     arrays, static = eqx.partition((entry.loss, entry.init, entry.dynamics), eqx.is_array)
     shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(arrays))
@@ -126,22 +127,22 @@ def _row(tree: Any, index: int) -> Any:
     return jax.tree.map(lambda a: a[index] if eqx.is_array(a) else a, tree)
 
 
-def _numbers(tree: Any) -> int:
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree) if hasattr(leaf, "shape"))
-
-
-def pieces(batch: Batch, marks: np.ndarray, stored: bool, faster: float) -> tuple[int, float]:
-    """Into how many compiled pieces to cut a run, and how far one may reach.
-
-    `faster` is how many times the engine is, compared with `vmap`.
+def pieces(seconds: float, stored: bool) -> int:
+    """Into how many compiled pieces to cut a run that takes so many seconds.
 
     One of three numbers, so that runs of other lengths share their compiled programs.
+
+    - `stored`: whether the progress is kept on disk. A run that is over before its first state
+      would be saved is cut as if it were not.
     """
-    whole = np.issubdtype(marks.dtype, np.integer)
-    steps = float(marks[-1]) if whole else min(float(marks[-1]), FLOW)
-    work = steps * batch.count * (_numbers(batch.one[0]) + _numbers(batch.like))
-    seconds = work / (faster * SPEED.get(jax.default_backend(), SPEED["gpu"]))
-    if not stored and seconds < LONG:
-        return (1 if seconds < BRIEF else PIECES), np.inf
-    longest = marks[-1] / MANY_PIECES
-    return MANY_PIECES, max(1, np.ceil(longest)) if whole else longest
+    if seconds >= (SAVE_EVERY if stored else LONG):
+        return MANY_PIECES
+    return 1 if seconds < BRIEF else PIECES
+
+
+def reach(marks: np.ndarray, count: int) -> float:
+    """How far one of `count` pieces may reach: of many, between marks that are far apart, less."""
+    if count < MANY_PIECES:
+        return np.inf
+    longest = float(marks[-1]) / count
+    return max(1.0, np.ceil(longest)) if np.issubdtype(marks.dtype, np.integer) else longest

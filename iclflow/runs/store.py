@@ -14,10 +14,11 @@ import numpy as np
 from iclflow.results.files import write_text
 from iclflow.results.provenance import code_key, content_key
 from iclflow.results.tensors import load_tree, save_tree, write_tensors
+from iclflow.runs import plan as planning
 from iclflow.runs.batch import Piece, Standing
+from iclflow.runs.plan import Batch
 
 PLAN = "plan.json"
-SAVE_EVERY = 5.0  # seconds between two states on disk, so that saving never costs much
 SNAPSHOTS = 32  # weights kept on disk over a run, at marks spread evenly
 
 
@@ -33,6 +34,7 @@ class Store:
         """The folder, and what the sweep in it must be; refused if it holds another."""
         self.folder, self.key = Path(folder), content_key(settings)
         self.saved, self.sizes = time.monotonic(), None
+        self.begun: dict[str, list[Any]] = {}  # number of a batch -> its engine and pieces
         self.folder.mkdir(parents=True, exist_ok=True)
         if (self.folder / PLAN).exists():
             plan = json.loads((self.folder / PLAN).read_text())
@@ -41,12 +43,27 @@ class Store:
                     f"{self.folder} holds another run (other settings, start or code); choose "
                     f"another folder or move it away"
                 )
-            self.sizes = plan["sizes"]
+            self.sizes, self.begun = plan["sizes"], plan["begun"]
 
     def begin(self, sizes: Sequence[int]) -> None:
         """Keep the sizes of the batches: with other free memory they would be others."""
         self.sizes = list(sizes)
-        plan = {"content_key": self.key, "sizes": self.sizes}
+        self._write_plan()
+
+    def agree(self, number: int, batch: Batch, pieces: int) -> tuple[Batch, int]:
+        """The engine and the pieces that a batch was begun with; those given, if it was not.
+
+        Both would change the last bits of the runs, and both depend on measured speeds.
+        """
+        name = str(number)
+        if name not in self.begun:
+            self.begun[name] = [batch.engine, pieces]
+            self._write_plan()
+        engine, pieces = self.begun[name]
+        return dataclasses.replace(batch, engine=engine), pieces
+
+    def _write_plan(self) -> None:
+        plan = {"content_key": self.key, "sizes": self.sizes, "begun": self.begun}
         write_text(self.folder / PLAN, json.dumps(plan) + "\n")
 
     def _file(self, number: int) -> Path:
@@ -62,7 +79,7 @@ class Store:
 
     def save(self, number: int, progress: Standing, now: bool) -> None:
         """The progress of a batch, unless it was saved a moment ago."""
-        if now or time.monotonic() - self.saved >= SAVE_EVERY:
+        if now or time.monotonic() - self.saved >= planning.SAVE_EVERY:
             save_tree(self._file(number), progress.tree())
             self.saved = time.monotonic()
 

@@ -22,7 +22,6 @@ from iclflow.models.kinds import once_a_kind
 from iclflow.results.provenance import code_key
 from iclflow.runs.batch import AbstractObserver, BatchResult, Piece, run_batch
 from iclflow.runs.dataset import assemble
-from iclflow.runs.fused.engine import available
 from iclflow.runs.plan import Batch, Entry, batches
 from iclflow.runs.record import Record, Recording, resolve
 from iclflow.runs.simulate import SAVES, warn_single_precision
@@ -96,8 +95,7 @@ def sweep(
     about |= {"seeds": numbers, "axes": axes, "record": record, "final": final, "key": key}
     disk = None
     if store is not None:
-        code = {"code": code_key(__name__), "engine": available()}
-        disk = Store(store, {**about, "settings": settings, **code})
+        disk = Store(store, {**about, "settings": settings, "code": code_key(__name__)})
     sizes = None if disk is None else disk.sizes
     size = partial(_recorded_bytes, record=record, saves=len(marks))
     plan = list(batches(entries, numbers, size, sizes))

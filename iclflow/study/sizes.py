@@ -1,11 +1,11 @@
 """What an experiment would take, from its sizes alone, before anything is drawn or compiled."""
 
 from iclflow.losses.memory import require_memory
+from iclflow.runs.cost import COPIES
 from iclflow.study.fields import Fields
 
 DRAWN = 10**12  # numbers that can be sampled in hours
 SMALL = 2**26  # bytes of weights that are recorded without being asked for
-COPIES = 8  # of the weights: gradients, the optimiser's state, what a step needs
 
 
 def task_size(fields: Fields) -> int:

@@ -26,6 +26,7 @@ class Block:
     points: tuple[Settings, ...]
     seeds: np.ndarray
     wanted: np.ndarray  # [point, seed]
+    engines: tuple[str, ...]  # of each point
     size: int  # cells of a full block: batches are filled up to it, and compile once
     record: tuple[str, ...]
     summaries: tuple[str, ...]
@@ -130,7 +131,9 @@ def _trained(group: _Group, block: Block) -> Iterator[_Trained]:
         sizes = [max(whole, block.size)]
         plans = list(batches(group.entries, block.seeds, lambda *_: saved, sizes))
     for number, batch in enumerate(plans):
-        study = group.studies[int(batch.cells[0, 0])]
+        point = int(batch.cells[0, 0])
+        study = group.studies[point]
+        batch = dataclasses.replace(batch, engine=block.engines[point])
         loss, _, dynamics = batch.one
         reason = dynamics.admits(loss, batch.like)
         if reason is not None:

@@ -14,7 +14,7 @@ import xarray as xr
 
 from iclflow.sweeps.compute import Answer, Block, compute
 from iclflow.sweeps.design import Design
-from iclflow.sweeps.estimate import estimate
+from iclflow.sweeps.estimate import Estimate, estimate
 from iclflow.sweeps.layout import Region, extent, require
 from iclflow.sweeps.store import SweepStore, load
 
@@ -58,14 +58,15 @@ def run(
     the block that is being written, then the sweep.
     """
     workers = 1 if client is None else max(1, len(client.nthreads()))
-    store = SweepStore(out, design, estimate(design, workers, block).block)
+    expected = estimate(design, workers, block)
+    store = SweepStore(out, design, expected.block)
     try:
         lost = 0 if store.new else store.repair()
         wanted = store.wanted()
         standing = Standing(int((~wanted).sum()), design.cells, 0, lost)
         if progress is not None:
             progress(standing)
-        blocks = _blocks(store, wanted)
+        blocks = _blocks(store, wanted, expected)
         found = _here(blocks) if client is None else _there(client, blocks)
         for region, answer in found:
             with _uninterrupted():
@@ -112,7 +113,9 @@ def remote_client(address: str) -> Iterator[Any]:
         yield client
 
 
-def _blocks(store: SweepStore, wanted: np.ndarray) -> Iterator[tuple[Region, Block]]:
+def _blocks(
+    store: SweepStore, wanted: np.ndarray, expected: Estimate
+) -> Iterator[tuple[Region, Block]]:
     """The blocks with cells that are wanted."""
     design = store.design
     for region in store.regions():
@@ -127,7 +130,8 @@ def _blocks(store: SweepStore, wanted: np.ndarray) -> Iterator[tuple[Region, Blo
         )
         seeds = (design.seed + np.arange(region[-1].start, region[-1].stop)).astype(np.uint32)
         rows, size = cells.reshape(len(points), -1), int(np.prod(store.block))
-        yield region, Block(points, seeds, rows, size, design.record, design.summaries)
+        engines = tuple(expected.engine(settings) for settings in points)
+        yield region, Block(points, seeds, rows, engines, size, design.record, design.summaries)
 
 
 def _here(blocks: Iterator[tuple[Region, Block]]) -> Iterator[tuple[Region, Answer]]:
