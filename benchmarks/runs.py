@@ -19,6 +19,7 @@ import numpy as np
 import iclflow as icl
 from iclflow.dynamics.base import marks_until
 from iclflow.models import draw_models
+from iclflow.runs import cost
 from iclflow.runs.fused import cuda, engine
 from iclflow.runs.simulate import SAVES
 
@@ -55,10 +56,10 @@ def main(seeds=1024, steps=10_000):
         kept[name] = icl.sweep(loss, init, descent, until=steps, seeds=seeds)
         assert kept[name].attrs["engine"].startswith(name), kept[name].attrs["engine"]
 
-    own, worth = engine.available, engine.WORTH
+    own = engine.available
     engine.available = lambda: engine.VMAP
     plain, _ = seconds(lambda: sweep("vmap"))
-    engine.available, engine.WORTH = own, dict.fromkeys(worth, 0.0)
+    engine.available, cost.worth_compiling = own, lambda *_: True
     fused = seconds(lambda: sweep("fused")) if own() != engine.VMAP else None
     models = draw_models(init, range(seeds))
     marks = marks_until(descent, steps, None, SAVES)

@@ -9,6 +9,7 @@ import pytest
 import iclflow as icl
 from iclflow.dynamics.optimisers import Adam, GradientDescent, Momentum
 from iclflow.models import Blocks, draw_models
+from iclflow.runs import cost
 from iclflow.runs.fused import cpp_loop, engine
 from iclflow.runs.fused.numbers import Arithmetic, constants
 from iclflow.runs.fused.program import numbers_of
@@ -76,7 +77,7 @@ def both(monkeypatch, *arguments, **options):
     """The sweep by `vmap` and by the fused loop."""
     plain = icl.sweep(*arguments, **options)
     assert plain.attrs["engine"].startswith("vmap")
-    monkeypatch.setattr(engine, "WORTH", dict.fromkeys(engine.WORTH, 0.0))
+    monkeypatch.setattr(cost, "worth_compiling", lambda *_: True)
     fused = icl.sweep(*arguments, **options)
     assert fused.attrs["engine"].startswith("fused")
     assert set(plain.variables) == set(fused.variables)
@@ -134,7 +135,7 @@ def test_optimisers_in_the_loop_of_the_cpu(monkeypatch):
 
 def test_a_compiler_that_does_not_work_is_said(monkeypatch):
     monkeypatch.setattr(engine, "available", lambda: engine.CPP)
-    monkeypatch.setattr(engine, "WORTH", dict.fromkeys(engine.WORTH, 0.0))
+    monkeypatch.setattr(cost, "worth_compiling", lambda *_: True)
     for name in ("compiler", "trouble"):
         monkeypatch.setattr(cpp_loop, name, getattr(cpp_loop, name).__wrapped__)
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -145,7 +146,7 @@ def test_a_compiler_that_does_not_work_is_said(monkeypatch):
 
 def test_what_numbers_cannot_do_is_left_to_vmap(monkeypatch):
     """A recorded function with an operation that has no rule, and a model that is too wide."""
-    monkeypatch.setattr(engine, "WORTH", {engine.CPP: 0.0})
+    monkeypatch.setattr(cost, "worth_compiling", lambda *_: True)
     monkeypatch.setattr(engine, "available", lambda: engine.CPP)
     odd = {"sine": lambda model, loss: jnp.sin(loss(model))}
     assert "sin" in icl.sweep(POPULATION, SEPARATE, DESCENT, until=2, record=odd).attrs["engine"]

@@ -12,6 +12,7 @@ import pytest
 import iclflow as icl
 from iclflow.bench.operations import fused_operations
 from iclflow.models import Blocks, draw_models
+from iclflow.runs import cost
 from iclflow.runs.fused import cpp_loop, cuda, engine, program
 from iclflow.runs.fused.order import Statement, ordered
 from iclflow.runs.fused.writing import CPP, write
@@ -74,7 +75,7 @@ def test_moments_in_the_loop_of_the_cpu(monkeypatch, tables):
     arguments = (MOMENTS, FULL, dynamics)
     options = {"saveat": MARKS, "seeds": 5, "axes": {"rate": [0.05, 80.0]}}
     plain = icl.sweep(*arguments, **options)
-    monkeypatch.setattr(engine, "WORTH", {engine.CPP: 0.0})
+    monkeypatch.setattr(cost, "worth_compiling", lambda *_: True)
     monkeypatch.setattr(engine, "available", lambda: engine.CPP)
     fused = icl.sweep(*arguments, **options)
     assert fused.attrs["engine"] == f"fused ({engine.CPP})"
@@ -96,7 +97,7 @@ def test_what_is_no_product_is_left_to_vmap(monkeypatch, tables):
         def __call__(self, model):
             return super().__call__(model) + (self.second * self.second).sum()
 
-    monkeypatch.setattr(engine, "WORTH", {engine.CPP: 0.0})
+    monkeypatch.setattr(cost, "worth_compiling", lambda *_: True)
     monkeypatch.setattr(engine, "available", lambda: engine.CPP)
     odd = Odd(MOMENTS.power, MOMENTS.cross, MOMENTS.second, MOMENTS.map)
     assert "large shared array" in icl.sweep(odd, FULL, icl.Descent(0.1), until=2).attrs["engine"]

@@ -15,9 +15,9 @@ from iclflow.results.netcdf import check_free, load, save
 from iclflow.results.tensors import open_tensors
 from iclflow.runs import compiling, vmapped
 from iclflow.runs import sweep as sweeps
+from iclflow.runs.cost import COPIES
 from iclflow.runs.dataset import final_models
 from iclflow.runs.labels import OUTCOMES, from_dataset, to_dataset
-from iclflow.runs.cost import COPIES
 from iclflow.runs.simulate import simulate
 from iclflow.runs.store import Snapshots
 from iclflow.runs.sweep import Vary, sweep

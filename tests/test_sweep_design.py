@@ -137,7 +137,10 @@ def test_cells_have_keys_of_what_they_compute():
 
 def test_the_estimate_grows_with_the_cells_and_blocks_with_the_workers():
     words = {"steps": 1000, "rate": 0.1, "scale": [0.1, 0.2]}
-    small, large = (estimate(Design.of(**words, seeds=n)) for n in (10_000, 1_000_000))
-    assert 90 < (large.seconds - 3) / (small.seconds - 3) < 110
+    some, small, large = (
+        estimate(Design.of(**words, seeds=n)) for n in (100_000, 1_000_000, 10_000_000)
+    )
+    grown = (large.seconds - small.seconds) / (small.seconds - some.seconds)
+    assert grown == pytest.approx(10)
     assert large.memory == small.memory  # bounded: a block
     assert estimate(Design.of(**words, seeds=100), workers=2).blocks >= 8

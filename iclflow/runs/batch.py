@@ -20,7 +20,7 @@ from iclflow.runs.transfer import to_host
 from iclflow.runs.vmapped import one_clock, vmapped
 
 TOO_FEW = "too few runs and steps to be worth compiling a fused loop"
-AS_PLANNED = "as the runs before it"
+AS_BEGUN = "the runs before it were advanced so"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,13 +164,17 @@ def choose(batch: Batch, state: Any, marks: np.ndarray, record: dict[str, Callab
     (loss, _, dynamics), (loss_axes, _, dynamics_axes) = batch.parts, batch.axes
     fused = Fused.of(loss, dynamics, state, (loss_axes is not None, dynamics_axes is not None))
     parts = (loss, dynamics, state)
-    reason = AS_PLANNED
-    if batch.engine != VMAP:
-        reason = why_not(fused, parts, record, len(batch.seeds), marks)
-    if reason is None and batch.engine is None:
-        size, steps = _operations(batch), cost.steps_of(marks)
-        if not cost.worth_compiling(fused.engine, size, batch.group, steps):
-            reason = TOO_FEW
+    could = fused.engine != VMAP and hasattr(dynamics, "attempt") and not loss.stochastic
+    size, steps = _operations(batch), cost.steps_of(marks)
+    if could and batch.engine in (None, VMAP):
+        worth = cost.worth_compiling(fused.engine, size, batch.group, steps)
+        reason = None if worth else TOO_FEW
+    else:
+        reason = None
+    # This traces a program and tries the compiler, so it comes last.
+    reason = reason or why_not(fused, parts, record, len(batch.seeds), marks)
+    if reason is None and batch.engine == VMAP:
+        reason = AS_BEGUN
     if reason is None:
         return Engine(
             lambda now, *how: fused.advance((loss, dynamics, now), *how), fused.engine, None

@@ -15,13 +15,10 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
 import math
 import os
-import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -34,7 +31,7 @@ from iclflow.dynamics import Descent
 from iclflow.losses import Population
 from iclflow.models import AbstractModel, Separate
 from iclflow.models.kinds import once_a_kind
-from iclflow.results.files import write_text
+from iclflow.results.cache import cache_folder, keep, processor, recall
 from iclflow.runs.compiling import cores
 from iclflow.runs.fused.engine import CPP, CUDA, VMAP, Fused, available
 from iclflow.runs.fused.lanes import LANES
@@ -47,11 +44,9 @@ FLOW_GRADIENTS = 7  # gradients in one of them
 WORTH_A_PROBE = 5.0  # seconds of work; for less the built-in speeds are good enough
 OVERHEAD = {"cpu": 1e-6, "gpu": 1e-4}  # seconds of a step under `vmap`, however few the runs
 
-SWITCH = "ICLFLOW_CACHE"  # 0: nothing is measured or kept, and the built-in speeds are used
-FILE = "speeds.json"
+FILE = "speeds.json"  # in the user's cache folder
 KEPT_DAYS = 30  # after which a machine is measured again: it may have been busy
 MACHINES = 16  # of which the file keeps the speeds: a home folder may be shared by a cluster
-FILE_BYTES = 2**16  # a file of more is not ours
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,64 +190,40 @@ def _backend() -> str:
 
 @functools.cache
 def measured() -> dict[str, Speed]:
-    """The speeds of this machine's engines: those in the cache folder, else those of a probe.
+    """The speeds of this machine's engines: those in the user's cache folder, else of a probe.
 
-    A file that cannot be read is written anew; a folder that cannot be written to costs a probe in
-    every process, and nothing else. Empty where the variable `ICLFLOW_CACHE` is 0.
+    A damaged file costs one more probe. Where the cache is switched off (`ICLFLOW_CACHE=off`)
+    nothing is measured, and the built-in speeds are used.
     """
-    if os.environ.get(SWITCH) == "0":
+    if cache_folder() is None:
         return {}
-    file, here, now = cache_folder() / FILE, machine(), int(time.time())
-    kept = _kept(file)
-    if here in kept and abs(now - kept[here][0]) < 86400 * KEPT_DAYS:
-        return kept[here][1]
-    found = probe()
-    kept[here] = (now, found)
-    newest = sorted(kept, key=lambda name: kept[name][0])[-MACHINES:]
-    table = {
-        name: {"measured": kept[name][0]}
-        | {engine: dataclasses.astuple(s) for engine, s in kept[name][1].items()}
-        for name in newest
-    }
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps(table, indent=1) + "\n")
+    here, now, kept = machine(), int(time.time()), recall(FILE)
+    found = _read(kept.get(here), now)
+    if found is None:
+        found = probe()
+        kept[here] = [now, {engine: dataclasses.astuple(s) for engine, s in found.items()}]
+        keep(FILE, dict(list(kept.items())[-MACHINES:]))
     return found
-
-
-def cache_folder() -> Path:
-    """Where this user's programs keep what they can make again."""
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(named) if os.path.isabs(named) else Path.home() / ".cache") / "iclflow"
 
 
 def machine() -> str:
-    """What the speeds depend on: processor, cores, accelerator, and versions."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    model = next((line for line in lines if line.startswith("model name")), platform.processor())
-    about = [model, cores(), jax.devices()[0].device_kind, jax.__version__, iclflow.__version__]
-    about += [available(), os.environ.get("XLA_FLAGS", ""), jax.config.read("jax_enable_x64")]
-    return hashlib.sha256(json.dumps([str(item) for item in about]).encode()).hexdigest()[:16]
+    """A name for what the speeds depend on: processor, cores, accelerator, and versions."""
+    about = [processor(), cores(), jax.devices()[0].device_kind, jax.__version__]
+    about += [iclflow.__version__, available(), os.environ.get("XLA_FLAGS", "")]
+    about += [jax.config.read("jax_enable_x64")]
+    return hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 
 
-def _kept(file: Path) -> dict[str, tuple[int, dict[str, Speed]]]:
-    """What the cache folder knows: machine -> (when it was measured, engine -> speed)."""
+def _read(entry: Any, now: int) -> dict[str, Speed] | None:
+    """The speeds that were kept, if they are speeds, and not too old."""
     try:
-        if not file.is_file() or file.stat().st_size > FILE_BYTES:
-            return {}
-        found = {}
-        for name, entry in json.loads(file.read_text(encoding="utf-8")).items():
-            when = int(entry.pop("measured"))
-            speeds = {engine: Speed(*map(float, numbers)) for engine, numbers in entry.items()}
-            sane = all(0 < s.operation < 1 and 0 <= s.compiling < 1e4 for s in speeds.values())
-            if VMAP in speeds and sane:
-                found[name] = (when, speeds)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
-        return {}
-    return found
+        when, table = entry
+        found = {engine: Speed(*map(float, row)) for engine, row in table.items()}
+        fresh = abs(now - float(when)) < 86400 * KEPT_DAYS
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        return None
+    sane = all(0 < s.operation < 1 and 0 <= s.compiling < 1e4 for s in found.values())
+    return found if fresh and sane and VMAP in found else None
 
 
 def probe() -> dict[str, Speed]:

@@ -26,7 +26,7 @@ class Block:
     points: tuple[Settings, ...]
     seeds: np.ndarray
     wanted: np.ndarray  # [point, seed]
-    engines: tuple[str, ...]  # of each point
+    engines: tuple[tuple[str, int], ...]  # of each point, with the runs that share its program
     size: int  # cells of a full block: batches are filled up to it, and compile once
     record: tuple[str, ...]
     summaries: tuple[str, ...]
@@ -133,7 +133,8 @@ def _trained(group: _Group, block: Block) -> Iterator[_Trained]:
     for number, batch in enumerate(plans):
         point = int(batch.cells[0, 0])
         study = group.studies[point]
-        batch = dataclasses.replace(batch, engine=block.engines[point])
+        engine, count = block.engines[point]
+        batch = dataclasses.replace(batch, engine=engine, group=count)
         loss, _, dynamics = batch.one
         reason = dynamics.admits(loss, batch.like)
         if reason is not None:

@@ -42,6 +42,7 @@ class Program:
     """Cells that share one compiled program.
 
     - `cells`: how many there are in the design.
+    - `group`: how many are trained together where memory allows.
     - `engine`: what advances them.
     - `compiling`: seconds, once.
     - `cell`: seconds of one cell, with its summaries.
@@ -49,6 +50,7 @@ class Program:
     """
 
     cells: int
+    group: int
     engine: str
     compiling: float
     cell: float
@@ -82,9 +84,9 @@ class Estimate:
         """The engines that will advance the cells."""
         return tuple(dict.fromkeys(program.engine for program in self.shared.values()))
 
-    def engine(self, settings: Settings) -> str:
-        """The engine of the cells of one point."""
-        return self.shared[_shape(settings)].engine
+    def program(self, settings: Settings) -> Program:
+        """The program of the cells of one point."""
+        return self.shared[_shape(settings)]
 
 
 def estimate(design: Design, workers: int = 1, cells: int | None = None) -> Estimate:
@@ -149,7 +151,8 @@ def _program(design: Design, kind: _Kind) -> Program:
         study = _small_study(settings)
         marks = marks_of(study)
     except ValueError:  # a point that cannot be built fails when it is run, with its reason
-        return Program(points * design.seeds, VMAP, 0.0, POINT, 8 * weight_count(settings))
+        cells = points * design.seeds
+        return Program(cells, cells, VMAP, 0.0, POINT, 8 * weight_count(settings))
     group = runs = points * design.seeds
     own = settings.vary != "weights"
     if cost.numbers(study.loss) > SMALL:  # runs on one loss are trained together, and no others
@@ -184,14 +187,14 @@ def _program(design: Design, kind: _Kind) -> Program:
     overhead = cost.seconds(VMAP, 0.0, 1, steps) if engine == VMAP else 0.0
     compiling = cost.compiling(engine, operations, work) + cost.compiling(VMAP, 0.0, work)
     memory = cost.run_bytes(model, 8 * recorded, scratch)
-    return Program(runs, engine, compiling + overhead, cell, memory)
+    return Program(runs, group, engine, compiling + overhead, cell, memory)
 
 
 def _scaled(like: Program, first: _Kind, kind: _Kind, design: Design) -> Program:
     """The program of a further shape: that of the first one, in proportion to its weights."""
     ratio = weight_count(kind.settings) / weight_count(first.settings)
     cells, memory = kind.points * design.seeds, int(ratio * like.memory)
-    return Program(cells, like.engine, ratio * like.compiling, ratio * like.cell, memory)
+    return Program(cells, cells, like.engine, ratio * like.compiling, ratio * like.cell, memory)
 
 
 def _few(settings: Settings) -> int:

@@ -130,7 +130,8 @@ def _blocks(
         )
         seeds = (design.seed + np.arange(region[-1].start, region[-1].stop)).astype(np.uint32)
         rows, size = cells.reshape(len(points), -1), int(np.prod(store.block))
-        engines = tuple(expected.engine(settings) for settings in points)
+        programs = [expected.program(settings) for settings in points]
+        engines = tuple((program.engine, program.group) for program in programs)
         yield region, Block(points, seeds, rows, engines, size, design.record, design.summaries)
 
 

@@ -17,11 +17,6 @@ from iclflow.runs.transfer import to_host
 VMAP, CPP, CUDA = "vmap", "C++", "CUDA"
 # Numbers a lane holds: beyond, registers and compilers give up.
 WIDEST = 256
-# Steps of all runs together from which a loop of 50 numbers is worth compiling. The time of the
-# compiler grows with the numbers.
-WORTH = {CUDA: 1e8, CPP: 3e7}
-# Times the speed that is supposed of `vmap` when a run is cut into pieces (plan.py), roughly.
-FASTER = {VMAP: 1.0, CPP: 230.0, CUDA: 25.0}
 OFFSETS = 2**31  # a kernel counts its numbers in 32 bits
 LONGEST = 128  # features of moments: D = 5; the program grows with them, and its compiler's time
 ROOM = 200 * 2**10  # bytes that a block of threads may share
@@ -29,7 +24,6 @@ NEEDED = {
     "cpu": "a fused loop needs a C++ compiler: c++, g++, clang++, or what CXX names",
     "gpu": "a fused loop on a GPU needs CuPy: pip install cupy-cuda13x",
 }
-FEW = "too few runs and steps to be worth compiling a fused loop"
 
 
 class Advanced(NamedTuple):
@@ -104,15 +98,15 @@ def why_not(
     runs: int,
     marks: np.ndarray,
 ) -> str | None:
-    """None where a fused loop should advance these runs, else the reason for `vmap`."""
+    """None where a fused loop can advance these runs, else the reason for `vmap`.
+
+    Whether the loop is worth its compiler is another question, which `runs.cost` answers.
+    """
     (loss, dynamics, _), engine = parts, fused.engine
     if not hasattr(dynamics, "attempt") or loss.stochastic:
         return "only descent on a loss without noise is fused"
     if engine == VMAP:
         return NEEDED["gpu" if jax.default_backend() == "gpu" else "cpu"]
-    work = runs * float(marks[-1])
-    if work < WORTH[engine]:
-        return FEW
     program = fused.program(parts, record)
     reason = program.reason()
     if reason is not None:
@@ -128,7 +122,7 @@ def why_not(
         return f"{program.width} numbers a run and {terms} shared are too many for a fused loop"
     if len(marks) * program.seen_count * runs >= OFFSETS:
         return "a fused loop records fewer than 2^31 numbers; record less, or at fewer steps"
-    return None if work >= WORTH[engine] * program.width / 50 else FEW
+    return None
 
 
 def _flat(array: Any, leaf: Any) -> Any:
