@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -134,9 +135,10 @@ def test_a_type_without_a_name_is_refused(tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The run that nothing interrupts."""
+    """The run that nothing interrupts, in as many pieces as those that are stopped."""
     folder = tmp_path_factory.mktemp("whole")
-    return run(folder), folder
+    with mock.patch("iclflow.runs.plan.SAVE_EVERY", 0.0):
+        return run(folder), folder
 
 
 @pytest.fixture
