@@ -8,17 +8,18 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli import theory_linear_transformer
+from iclflow.cli import theory_depth, theory_linear_transformer
 from iclflow.cli.console import print_json
 from iclflow.cli.options import add_settings, settings_of
 from iclflow.cli.outputs import add_force, check_outputs
-from iclflow.study.fields import MODEL, TASK
+from iclflow.study.fields import DEEP, MODEL, TASK
 
 EXAMPLES = """examples:
   iclflow theory --spectrum 0.4,0.3,0.2,0.1 --context 31
   iclflow theory --spectrum 0.4,0.3,0.2,0.1 --context 31 --scale 0.01 --plot stairs.png
   iclflow theory --spectrum power:1 --dim 8 --context 31 --rank 2 --heads 9 --scale 1e-3 --json
   iclflow theory --spectrum 1,0.5 --context 200 --task-covariance 1,3 --noise 0.1
+  iclflow theory --spectrum 0.4,0.3,0.2,0.1 --context 31 --layers 2
   iclflow theory --model linear-transformer --spectrum 1.7,1.4,1.1,1 --context 200 --scale 0.01
 """
 
@@ -43,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
     if settings.model == "linear-transformer":
         return theory_linear_transformer.run(args, settings)
     theory_linear_transformer.refuse_options(args)
+    if settings.model in DEEP.values():
+        return theory_depth.run(args, settings)
     import jax
 
     from iclflow.theory.predict import predict

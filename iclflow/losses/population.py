@@ -77,6 +77,21 @@ class WhiteTask(eqx.Module):
         """G_l of layers Γ_l, at n/z = 1."""
         return contract("dj,ldk->lkj", self.root, contract("ldc,ck->ldk", layers, self.root))
 
+    def two_layers(self, layers: Float[Array, "2 D D"]) -> Float[Array, ""]:
+        """The population loss of Γ₀ and Γ₁ for Gaussian inputs, (D16) and (D17)."""
+        first, second = self.whiten(layers)
+
+        def of_length(n: Float[Array, ""], share: Float[Array, ""]) -> Float[Array, ""]:
+            g0, g1 = share * first, share * second
+            noise = self.label_variance / n * two_layer_noise(g0, g1, n)
+            return two_layer_signal(g0, g1, self.tasks, n) + noise
+
+        if len(self.lengths) == 1:  # no batch of one: matrix products are faster without
+            found = of_length(self.lengths[0], self.shares[0])
+        else:
+            found = jnp.mean(jax.vmap(of_length)(self.lengths, self.shares))
+        return found + self.target_variance
+
 
 def beyond_white(task: AbstractTask) -> str | None:
     """None if (D5) holds for prompts of the task, else the reason why not."""
@@ -169,28 +184,12 @@ class Population(AbstractLoss):
         self.require(model)
         if isinstance(model, Layers):
             if model.layers == 2:
-                return self._two_layers(model)
+                assert self.white is not None
+                return self.white.two_layers(model.matrices()[:, 0, 0])
             model = model.layer(0)
         assert isinstance(model, AbstractLinearModel)
         weights = ReducedFeatures().weights(model)
         return self.power + bilinear_form(weights, self.second, self.covariance, self.cross)
-
-    def _two_layers(self, model: Layers) -> Float[Array, ""]:
-        """(D16) and (D17), averaged over the lengths."""
-        white = self.white
-        assert white is not None
-        first, second = white.whiten(model.matrices()[:, 0, 0])
-
-        def of_length(n: Float[Array, ""], share: Float[Array, ""]) -> Float[Array, ""]:
-            g0, g1 = share * first, share * second
-            noise = white.label_variance / n * two_layer_noise(g0, g1, n)
-            return two_layer_signal(g0, g1, white.tasks, n) + noise
-
-        if len(white.lengths) == 1:  # no batch of one: matrix products are faster without
-            found = of_length(white.lengths[0], white.shares[0])
-        else:
-            found = jnp.mean(jax.vmap(of_length)(white.lengths, white.shares))
-        return found + white.target_variance
 
     def admits(self, model: AbstractModel) -> str | None:
         if isinstance(model, Layers) and model.layers > 1:

@@ -1,0 +1,400 @@
+"""What depth does: the best losses of L linear layers, their limits, and the plateaus of two.
+
+The equation numbers are those of the page on depth. With white inputs and Γ_l = γ_l I, or with any
+Λ and Γ_l = γ_l Λ⁻¹, the layers are a polynomial p(W) = Π_l (1 - g_l W) of a white Wishart matrix, and
+L/tr T = E p(s)² over its eigenvalues s (D6), with T = Λ^{1/2} E[wwᵀ] Λ^{1/2}. This part is exact at
+any depth. For two layers the loss of any weights is known (D16), and its constrained minima are
+found by descent.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from iclflow.losses.population import WhiteTask, beyond_white
+from iclflow.losses.wishart import trace_moments
+from iclflow.tasks.checks import require_size
+from iclflow.tasks.inputs import Gaussian
+from iclflow.tasks.task import Task
+from iclflow.theory.algorithms.linear import least_squares
+
+Moments = Sequence[Fraction]
+
+
+@dataclasses.dataclass(frozen=True)
+class BestSteps:
+    """The best layers of the family Γ_l = γ_l Λ⁻¹.
+
+    - `loss`: L/tr T, the share of the power of the labels that is left.
+    - `steps`: g_l, one number per layer, from the smallest; all orders are equally good.
+    """
+
+    loss: float
+    steps: tuple[float, ...]
+
+
+def limit_moments(ratio: Fraction, count: int) -> tuple[Fraction, ...]:
+    """m_k of the Marchenko-Pastur law, D, N → ∞ at D/N = ratio, for k = 0 … count.
+
+    m_k = Σ_r y^r C(k, r) C(k-1, r) / (r + 1): the limit of `trace_moments`.
+    """
+    if not ratio > 0:
+        raise ValueError(f"the ratio D/N must be positive, got {ratio}")
+    found = [Fraction(1)]
+    for k in range(1, count + 1):
+        terms = (
+            Fraction(math.comb(k, r) * math.comb(k - 1, r), r + 1) * ratio**r for r in range(k)
+        )
+        found.append(sum(terms, Fraction(0)))
+    return tuple(found)
+
+
+def white_loss(steps: Sequence[float], moments: Moments) -> float:
+    """L/tr T = Σ_k c_k m_k with Π_l (1 - g_l s)² = Σ_k c_k s^k (D6), in fractions.
+
+    - `steps`: g_l of each layer.
+    - `moments`: m_0 … m_2L, of `trace_moments` or `limit_moments`.
+    """
+    product = [Fraction(1)]
+    for step in (*steps, *steps):
+        g = Fraction(float(step))
+        product = [a - g * b for a, b in zip([*product, 0], [0, *product], strict=True)]
+    if len(moments) < len(product):
+        raise ValueError(f"{len(steps)} layers need {len(product)} moments, got {len(moments)}")
+    return float(sum(c * m for c, m in zip(product, moments, strict=False)))
+
+
+def best_tied(moments: Moments, layers: int) -> BestSteps:
+    """The best one step for all layers: the least E(1 - g s)^{2L}, which is convex in g (D6).
+
+    - `moments`: m_0 … m_2L.
+    - `layers`: L.
+
+    >>> round(best_tied(trace_moments(4, 31, 4), 2).loss, 6)
+    0.039446
+    """
+    layers = require_size("layers", layers)
+
+    def slope(g: Fraction) -> Fraction:
+        """The derivative in g, in fractions so that its sign is right."""
+        terms = (
+            math.comb(2 * layers, k) * k * (-1) ** k * g ** (k - 1) * moments[k]
+            for k in range(1, 2 * layers + 1)
+        )
+        return sum(terms, Fraction(0))
+
+    low, high = Fraction(0), Fraction(2)  # E(1 - g s)^{2L} exceeds 1 at g = 2 already, by Jensen
+    for _ in range(54):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
+    step = float(low)
+    return BestSteps(white_loss([step] * layers, moments), (step,) * layers)
+
+
+def best_untied(moments: Moments, layers: int) -> BestSteps:
+    """The best L steps: the polynomial of degree L with p(0) = 1 and the least E p(s)² (D8).
+
+    Its coefficients solve Σ_j c_j m_{i+j} = -m_i, the steps are one over its roots, and the least
+    loss is det[m_{i+j}]_{0…L} / det[m_{i+j}]_{1…L}.
+
+    - `moments`: m_0 … m_2L.
+    - `layers`: L.
+
+    >>> round(best_untied(trace_moments(4, 31, 4), 2).loss, 6)
+    0.026207
+    """
+    layers = require_size("layers", layers)
+    rows = [
+        [moments[i + j] for j in range(1, layers + 1)] + [-moments[i]] for i in range(1, layers + 1)
+    ]
+    for i in range(layers):  # the matrix is positive definite: no pivoting, and fractions are exact
+        rows[i] = [x / rows[i][i] for x in rows[i]]
+        for k in range(layers):
+            if k != i:
+                rows[k] = [x - rows[k][i] * y for x, y in zip(rows[k], rows[i], strict=True)]
+    coefficients = [row[-1] for row in rows]
+    loss = 1 + sum((c * m for c, m in zip(coefficients, moments[1:], strict=False)), Fraction(0))
+    # 1/s is a root of the reversed polynomial x^L + c_1 x^{L-1} + … + c_L.
+    steps = np.sort(np.roots([1.0, *map(float, coefficients)]).real)
+    return BestSteps(float(loss), tuple(steps.tolist()))
+
+
+def untied_limit(ratio: float, layers: int) -> float:
+    """The least untied loss in the Marchenko-Pastur limit: 1/Σ_{j=0}^{L} (N/D)^j (D9)."""
+    return 1 / sum(ratio**-j for j in range(layers + 1))
+
+
+def tied_curvature(size: int, context: int) -> float:
+    """∂²L/∂δ² per tr T of two layers g ± δ at the best tied step g: -4 E[s²(1 - g s)²].
+
+    It is negative unless s has one value: the looped solution is a saddle of the untied problem,
+    and layers that start unequal split into a large and a small step.
+    """
+    moments = trace_moments(size, context, 4)
+    g = best_tied(moments, 2).steps[0]
+    return -4 * float(moments[2] - 2 * Fraction(g) * moments[3] + Fraction(g) ** 2 * moments[4])
+
+
+def second_gain_ratio(size: int, context: int) -> float:
+    """Growth rate of an idle layer at the one-layer optimum, over that at zero, white (D19).
+
+    It is m_3/m_2² - 1, which is (D + 1)/N to leading order.
+    """
+    _, _, second, third = trace_moments(size, context, 3)
+    return float(third / second**2 - 1)
+
+
+def require_two_layers(task: Task) -> WhiteTask:
+    """The white coordinates of a task, or `ValueError` where two layers have no closed form."""
+    reason = beyond_white(task)
+    if reason is None and not isinstance(task.inputs, Gaussian):
+        reason = f"it is known for Gaussian inputs, got {type(task.inputs).__name__}"
+    if reason is not None:
+        raise ValueError(f"the theory of two layers does not cover this task: {reason}")
+    white = WhiteTask.of(task)
+    assert white is not None
+    return white
+
+
+@eqx.filter_jit
+def _residuals(white: WhiteTask, layers: Float[Array, "2 D D"]) -> Float[Array, "2 D D"]:
+    return -jax.grad(lambda g: white.two_layers(g))(layers) / 2
+
+
+def layer_residuals(task: Task, layers: Float[Array, "2 D D"]) -> Float[Array, "2 D D"]:
+    """A^{(l)} = -½ ∂L/∂Γ_l, what an idle head of layer l sees.
+
+    Such a head, τ dk/dt = v A q and so on, grows as at one layer; its gains are the singular
+    values of A^{(l)}.
+
+    - `task`: Gaussian inputs, one output.
+    - `layers`: Γ₀ and Γ₁.
+    """
+    return _residuals(require_two_layers(task), jnp.asarray(layers))
+
+
+def layer_gains(task: Task, layers: Float[Array, "2 D D"]) -> Float[np.ndarray, "2 D"]:
+    """The singular values of A^{(0)} and A^{(1)}, largest first; arguments as `layer_residuals`."""
+    return np.linalg.svd(np.asarray(layer_residuals(task, layers)), compute_uv=False)
+
+
+def second_drop_rates(task: Task) -> tuple[float, float]:
+    """‖A^{(l)}‖_F of an idle layer l = 0, 1 while the other one is at the one-layer optimum (D19).
+
+    One over it is the time scale of the second drop of merged layers that start unequal.
+    """
+    best = least_squares(task).reduced_weights()[0, 0]
+    zero = jnp.zeros_like(best)
+    rates = [
+        jnp.linalg.norm(layer_residuals(task, jnp.stack(pair))[layer])
+        for layer, pair in enumerate(((zero, best), (best, zero)))
+    ]
+    return float(rates[0]), float(rates[1])
+
+
+# The minima of two layers are searched in white coordinates, in factors G_l = A_l B_lᵀ. A head that
+# is missing is a column of zeros that a mask keeps there, so all ranks share one compiled function.
+
+Factors = Float[np.ndarray, "2 2 D D"]  # layer, A or B, entry, head
+
+
+@eqx.filter_jit
+def _value_and_slope(
+    white: WhiteTask, factors: Array, mask: Array, tied: bool
+) -> tuple[Float[Array, ""], Float[Array, "2 2 D D"]]:
+    def loss(factors: Float[Array, "2 2 D D"]) -> Float[Array, ""]:
+        left, right = jnp.moveaxis(factors * mask[:, None, None, :], 1, 0)
+        layers = jnp.einsum("ldh,lch->ldc", left, right)
+        return white.two_layers(jnp.stack([layers[0], layers[0]]) if tied else layers)
+
+    return jax.value_and_grad(loss)(factors)
+
+
+def _descend(
+    white: WhiteTask, start: Factors, ranks: tuple[int, int], *, tied: bool = False
+) -> tuple[float, Factors]:
+    """The local minimum below a start, with at most so many heads in each layer."""
+    from scipy.optimize import minimize
+
+    size = start.shape[-1]
+    mask = np.stack([np.arange(size) < rank for rank in ranks]).astype(float)
+    heads = jax.device_put(mask)
+
+    def both(flat: Float[np.ndarray, " W"]) -> tuple[float, Float[np.ndarray, " W"]]:
+        value, slope = _value_and_slope(
+            white, jax.device_put(flat.reshape(start.shape)), heads, tied
+        )
+        return float(value), np.asarray(slope, float).reshape(-1)
+
+    found = minimize(both, start.reshape(-1), jac=True, method="BFGS", options={"gtol": 1e-9})
+    return float(found.fun), found.x.reshape(start.shape) * mask[:, None, None, :]
+
+
+def _normalised(task: Task) -> WhiteTask:
+    """White coordinates in which the layers themselves are the G_l: root = I."""
+    white = require_two_layers(task)
+    identity = jnp.eye(len(white.root))
+    return dataclasses.replace(white, root=identity)
+
+
+def _of_matrices(*layers: Float[np.ndarray, "D D"]) -> Factors:
+    """Balanced factors of given G_l."""
+    found = []
+    for matrix in layers:
+        left, values, right = np.linalg.svd(matrix)
+        found.append([left * np.sqrt(values), right.T * np.sqrt(values)])
+    return np.asarray(found)
+
+
+def _distinct(losses: Sequence[float], tolerance: float = 1e-7) -> list[float]:
+    """Sorted, with those that agree kept once."""
+    found: list[float] = []
+    for loss in sorted(losses):
+        if not found or loss > found[-1] + tolerance * max(1.0, abs(found[-1])):
+            found.append(loss)
+    return found
+
+
+def untied_minima(task: Task) -> list[float]:
+    """The local minima that two untied layers end in, from the lowest (one where Λ is white).
+
+    They are reached from the best steps of (D8) in both orders: a large step first, or a small one.
+    """
+    white = _normalised(task)
+    steps = best_untied(trace_moments(task.size, task.context, 4), 2).steps
+    identity = np.eye(task.size)
+    starts = [_of_matrices(a * identity, b * identity) for a, b in itertools.permutations(steps)]
+    return _distinct([_descend(white, start, (task.size, task.size))[0] for start in starts])
+
+
+def tied_levels(task: Task, *, seed: int = 0, restarts: int = 4) -> list[float]:
+    """The least losses of two tied layers with 0 … D heads of rank one; the last is the optimum.
+
+    The optimum need not be symmetric: for N above about D² it gains by an antisymmetric part of Γ.
+    So the search starts from a symmetric point and from random ones.
+
+    - `seed`, `restarts`: of the random starts of each search.
+    """
+    white, size = _normalised(task), task.size
+    rng = np.random.default_rng(seed)
+    levels = [float(white.two_layers(jnp.zeros((2, size, size))))]
+    best = np.zeros((2, 2, size, size))
+    for rank in range(1, size + 1):
+        starts = []
+        for mode in range(size):  # one more head, on each mode in turn
+            grown = best.copy()
+            grown[:, :, :, rank - 1] = 0.1 * rng.normal(size=size)
+            grown[:, :, mode, rank - 1] += 0.7
+            starts.append(grown)
+        starts += [0.6 * rng.normal(size=best.shape) for _ in range(restarts)]
+        found = [_descend(white, start, (rank, rank), tied=True) for start in starts]
+        loss, best = min(found, key=lambda pair: pair[0])
+        levels.append(loss)
+    return levels
+
+
+def plateau_table(
+    task: Task, *, seed: int = 0, restarts: int = 4
+) -> Float[np.ndarray, "rows columns"]:
+    """L*(r₀, r₁), the least loss of two layers of ranks r₀ and r₁, each 0 … D (D20).
+
+    A plateau of separate rank-one heads is a pair of numbers of active heads, and a run is a path
+    from (0, 0) to (D, D) that adds one head at a time; which path depends on the start. No closed
+    form is known. The table is found by descent over factors from the neighbouring entries, with
+    one more head along the leading directions of its layer's residual, and from random starts. A
+    second, higher local minimum exists for some pairs, and runs may wait there instead.
+
+    - `task`: Gaussian inputs, one output. The search takes seconds at D = 4 and grows as D⁵ or so.
+    - `seed`, `restarts`: of the random starts of each pair.
+    """
+    white, size = _normalised(task), task.size
+    rng = np.random.default_rng(seed)
+    zero = np.zeros((2, 2, size, size))
+    found = {(0, 0): (float(white.two_layers(jnp.zeros((2, size, size)))), zero)}
+    pairs = [(i, j) for i in range(size + 1) for j in range(size + 1)]
+    for ranks in sorted(pairs, key=sum)[1:]:  # every pair after those with one head less
+        starts = [0.6 * rng.normal(size=zero.shape) for _ in range(restarts)]
+        for layer in (0, 1):
+            if ranks[layer] == 0:
+                continue
+            fewer = (ranks[0] - (layer == 0), ranks[1] - (layer == 1))
+            starts += _with_one_more(white, found[fewer][1], layer, ranks[layer] - 1, rng)
+        tried = [_descend(white, start, ranks) for start in starts]
+        found[ranks] = min(tried, key=lambda pair: pair[0])
+    table = [[found[i, j][0] for j in range(size + 1)] for i in range(size + 1)]
+    return np.asarray(table)
+
+
+def _with_one_more(
+    white: WhiteTask, factors: Factors, layer: int, head: int, rng: np.random.Generator
+) -> list[Factors]:
+    """Starts with one more head of a layer, along the two leading directions of its residual."""
+    matrices = jnp.asarray(np.einsum("ldh,lch->ldc", factors[:, 0], factors[:, 1]))
+    left, _, right = np.linalg.svd(np.asarray(_residuals(white, matrices))[layer])
+    starts = []
+    for mode in range(min(2, len(left))):
+        start = factors + 0.02 * rng.normal(size=factors.shape)
+        start[layer, :, :, head] = 0.4 * np.stack([left[:, mode], right[mode]])
+        starts.append(start)
+    return starts
+
+
+TABLE_SIZE = 5  # the largest D whose table is made without being asked for
+
+
+def depth_summary(task: Task, layers: int) -> dict[str, Any]:
+    """What theory says of L layers on a task: the numbers behind `iclflow theory --layers`.
+
+    For two layers `tied_loss`, `untied_losses` (the local minima) and `plateau_table` are those of
+    any weights. For more they are those of the family Γ_l = γ_l Λ⁻¹, without noise on the labels,
+    and there is no table.
+    """
+    layers = require_size("layers", layers)
+    two = layers == 2
+    white = require_two_layers(task)
+    power, ratio = float(jnp.trace(white.tasks)), Fraction(task.size, task.context)
+    exact = trace_moments(task.size, task.context, 2 * layers)
+    limit = limit_moments(ratio, 2 * layers)
+    tied, untied = best_tied(exact, layers), best_untied(exact, layers)
+    levels = tied_levels(task) if two and task.size <= TABLE_SIZE else None
+    table = plateau_table(task).tolist() if two and task.size <= TABLE_SIZE else None
+    rates = second_drop_rates(task) if two else None
+    return {
+        "layers": layers,
+        "covers": "any weights" if two else "layers proportional to the inverse of Λ, no noise",
+        "zero_loss": power + float(white.target_variance),
+        "tied_loss": _tied_loss(task, levels) if two else power * tied.loss,
+        "tied_levels": levels,
+        "untied_losses": untied_minima(task) if two else [power * untied.loss],
+        "plateau_table": table,
+        "isotropic_tied_loss": power * tied.loss,
+        "isotropic_untied_loss": power * untied.loss,
+        "isotropic_tied_step": tied.steps[0],
+        "isotropic_untied_steps": list(untied.steps),
+        "asymptotic_tied_loss": power * best_tied(limit, layers).loss,
+        "asymptotic_untied_loss": power * untied_limit(float(ratio), layers),
+        "tied_curvature": power * tied_curvature(task.size, task.context) if two else None,
+        "second_drop_rates": None if rates is None else list(rates),
+        "gains": layer_gains(task, jnp.zeros((2, task.size, task.size))).tolist() if two else None,
+    }
+
+
+def _tied_loss(task: Task, levels: list[float] | None) -> float:
+    """The least loss of two tied layers."""
+    if levels is not None:
+        return levels[-1]
+    white, size = _normalised(task), task.size
+    step = best_tied(trace_moments(size, task.context, 4), 2).steps[0]
+    rng = np.random.default_rng(0)
+    layers = [step * np.eye(size) + noise * rng.normal(size=(size, size)) for noise in (0, 0.1)]
+    starts = [_of_matrices(layer, layer) for layer in layers]
+    return min(_descend(white, start, (size, size), tied=True)[0] for start in starts)
