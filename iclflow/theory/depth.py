@@ -1,7 +1,7 @@
 """What depth does: the best losses of L linear layers, their limits, and the plateaus of two.
 
 The equation numbers are those of the page on depth. With white inputs and Γ_l = γ_l I, or with any
-Λ and Γ_l = γ_l Λ⁻¹, the layers are a polynomial p(W) = Π_l (1 - g_l W) of a white Wishart matrix, and
+Λ and Γ_l = γ_l Λ⁻¹, the layers are a polynomial p(W) = Π_l (1 - g_l W) of a white Wishart W, and
 L/tr T = E p(s)² over its eigenvalues s (D6), with T = Λ^{1/2} E[wwᵀ] Λ^{1/2}. This part is exact at
 any depth. For two layers the loss of any weights is known (D16), and its constrained minima are
 found by descent.
