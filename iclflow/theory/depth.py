@@ -183,7 +183,7 @@ def layer_residuals(task: Task, layers: Float[Array, "2 D D"]) -> Float[Array, "
 
 
 def layer_gains(task: Task, layers: Float[Array, "2 D D"]) -> Float[np.ndarray, "2 D"]:
-    """The singular values of A^{(0)} and A^{(1)}, largest first; arguments as `layer_residuals`."""
+    """The singular values of A^{(l)} of both layers, largest first; see `layer_residuals`."""
     return np.linalg.svd(np.asarray(layer_residuals(task, layers)), compute_uv=False)
 
 
@@ -255,6 +255,15 @@ def _of_matrices(*layers: Float[np.ndarray, "D D"]) -> Factors:
     return np.asarray(found)
 
 
+def _scattered(*shape: int, number: int) -> Float[np.ndarray, "..."]:
+    """Numbers of mean square one without any pattern, others for each `number`; not random.
+
+    A search needs starts with a share of every direction, and the same ones every time.
+    """
+    turns = np.sqrt(2) * (np.arange(math.prod(shape)) + 1) ** 2 + np.sqrt(3) * number
+    return np.sqrt(2) * np.cos(2 * np.pi * turns).reshape(shape)
+
+
 def _distinct(losses: Sequence[float], tolerance: float = 1e-7) -> list[float]:
     """Sorted, with those that agree kept once."""
     found: list[float] = []
@@ -276,73 +285,67 @@ def untied_minima(task: Task) -> list[float]:
     return _distinct([_descend(white, start, (task.size, task.size))[0] for start in starts])
 
 
-def tied_levels(task: Task, *, seed: int = 0, restarts: int = 4) -> list[float]:
+def tied_levels(task: Task, *, restarts: int = 4) -> list[float]:
     """The least losses of two tied layers with 0 … D heads of rank one; the last is the optimum.
 
     The optimum need not be symmetric: for N above about D² it gains by an antisymmetric part of Γ.
-    So the search starts from a symmetric point and from random ones.
+    So the search starts from points that are not symmetric.
 
-    - `seed`, `restarts`: of the random starts of each search.
+    - `restarts`: further starts of each search, besides those with one more head on a mode.
     """
     white, size = _normalised(task), task.size
-    rng = np.random.default_rng(seed)
     levels = [float(white.two_layers(jnp.zeros((2, size, size))))]
     best = np.zeros((2, 2, size, size))
     for rank in range(1, size + 1):
         starts = []
         for mode in range(size):  # one more head, on each mode in turn
             grown = best.copy()
-            grown[:, :, :, rank - 1] = 0.1 * rng.normal(size=size)
+            grown[:, :, :, rank - 1] = 0.1 * _scattered(size, number=size * rank + mode)
             grown[:, :, mode, rank - 1] += 0.7
             starts.append(grown)
-        starts += [0.6 * rng.normal(size=best.shape) for _ in range(restarts)]
+        starts += [0.6 * _scattered(*best.shape, number=i) for i in range(restarts)]
         found = [_descend(white, start, (rank, rank), tied=True) for start in starts]
         loss, best = min(found, key=lambda pair: pair[0])
         levels.append(loss)
     return levels
 
 
-def plateau_table(
-    task: Task, *, seed: int = 0, restarts: int = 4
-) -> Float[np.ndarray, "rows columns"]:
+def plateau_table(task: Task, *, restarts: int = 4) -> Float[np.ndarray, "rows columns"]:
     """L*(r₀, r₁), the least loss of two layers of ranks r₀ and r₁, each 0 … D (D20).
 
     A plateau of separate rank-one heads is a pair of numbers of active heads, and a run is a path
     from (0, 0) to (D, D) that adds one head at a time; which path depends on the start. No closed
     form is known. The table is found by descent over factors from the neighbouring entries, with
-    one more head along the leading directions of its layer's residual, and from random starts. A
+    one more head along the leading directions of its layer's residual, and from scattered starts. A
     second, higher local minimum exists for some pairs, and runs may wait there instead.
 
     - `task`: Gaussian inputs, one output. The search takes seconds at D = 4 and grows as D⁵ or so.
-    - `seed`, `restarts`: of the random starts of each pair.
+    - `restarts`: the number of scattered starts of each pair.
     """
     white, size = _normalised(task), task.size
-    rng = np.random.default_rng(seed)
     zero = np.zeros((2, 2, size, size))
     found = {(0, 0): (float(white.two_layers(jnp.zeros((2, size, size)))), zero)}
     pairs = [(i, j) for i in range(size + 1) for j in range(size + 1)]
     for ranks in sorted(pairs, key=sum)[1:]:  # every pair after those with one head less
-        starts = [0.6 * rng.normal(size=zero.shape) for _ in range(restarts)]
+        starts = [0.6 * _scattered(*zero.shape, number=i) for i in range(restarts)]
         for layer in (0, 1):
             if ranks[layer] == 0:
                 continue
             fewer = (ranks[0] - (layer == 0), ranks[1] - (layer == 1))
-            starts += _with_one_more(white, found[fewer][1], layer, ranks[layer] - 1, rng)
+            starts += _with_one_more(white, found[fewer][1], layer, ranks[layer] - 1)
         tried = [_descend(white, start, ranks) for start in starts]
         found[ranks] = min(tried, key=lambda pair: pair[0])
     table = [[found[i, j][0] for j in range(size + 1)] for i in range(size + 1)]
     return np.asarray(table)
 
 
-def _with_one_more(
-    white: WhiteTask, factors: Factors, layer: int, head: int, rng: np.random.Generator
-) -> list[Factors]:
+def _with_one_more(white: WhiteTask, factors: Factors, layer: int, head: int) -> list[Factors]:
     """Starts with one more head of a layer, along the two leading directions of its residual."""
     matrices = jnp.asarray(np.einsum("ldh,lch->ldc", factors[:, 0], factors[:, 1]))
     left, _, right = np.linalg.svd(np.asarray(_residuals(white, matrices))[layer])
     starts = []
     for mode in range(min(2, len(left))):
-        start = factors + 0.02 * rng.normal(size=factors.shape)
+        start = factors + 0.02 * _scattered(*factors.shape, number=mode)
         start[layer, :, :, head] = 0.4 * np.stack([left[:, mode], right[mode]])
         starts.append(start)
     return starts
@@ -394,7 +397,7 @@ def _tied_loss(task: Task, levels: list[float] | None) -> float:
         return levels[-1]
     white, size = _normalised(task), task.size
     step = best_tied(trace_moments(size, task.context, 4), 2).steps[0]
-    rng = np.random.default_rng(0)
-    layers = [step * np.eye(size) + noise * rng.normal(size=(size, size)) for noise in (0, 0.1)]
+    spread = _scattered(size, size, number=0)
+    layers = [step * np.eye(size) + noise * spread for noise in (0.0, 0.1)]
     starts = [_of_matrices(layer, layer) for layer in layers]
     return min(_descend(white, start, (size, size), tied=True)[0] for start in starts)
