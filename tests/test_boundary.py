@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from iclflow.losses.memory import UNKNOWN, available_bytes
+
 PLAIN = Path(__file__).with_name("plain_calls.py")
 
 SETUP = [
     "task := icl.Task([0.7, 0.2], 11)",
     "key := jax.random.key(0)",
+    "wide := icl.Separate.initialiser(icl.Task([0.5, 0.3, 0.2], 11), heads=1, scale=0.1)(key)",
+    "model := icl.Separate.initialiser(task, heads=2, scale=0.1)(key)",
 ]
 
 # An expression, and a word of the message that refuses it.
@@ -84,6 +88,31 @@ REFUSED = {
         ("icl.Merged.initialiser(task, heads=2, scale=[0.1, 0.2])", "one number"),
         ("icl.MLP.initialiser(task, heads=2, scale=-0.1)", "at least 0"),
     ],
+    "fits": [
+        ("icl.Population(task)(wide)", "D = 3 inputs and O = 1 outputs, the prompts have D = 2"),
+        ("icl.Moments.sample(task, 5, key)(wide)", "D = 3 inputs and O = 1 outputs, the prompts"),
+        ("icl.Features.sample(task, 5, key)(wide)", "the prompts have D = 2"),
+        ("icl.Sequences.sample(task, 5, key)(wide)", "the prompts have D = 2"),
+        ("icl.Sequences.sample(task, 5, key)(icl.Softmax(wide))", "the prompts have D = 2"),
+        ("icl.Population(task)(icl.ConvNet.from_attention(wide))", "the prompts have D = 2"),
+        ("icl.population_moments(task)(wide)", "the prompts have D = 2"),
+        ("icl.Fresh(task, icl.Population(task), 5).require(wide)", "the prompts have D = 2"),
+        ("icl.simulate(icl.Population(task), wide, icl.Descent(0.1), until=5)", "D = 2"),
+        ("icl.Statistics.sample(task, 5, key)(wide)", "the prompts have D = 2"),
+        ("icl.Sequences.sample(task, 5, key)(icl.Layers.of([wide, wide]))", "have D = 2"),
+        ("icl.select(task, wide, 10)", "the prompts have D = 2"),
+        ("icl.select(task, model, -1)", "number of sequences must be a whole number"),
+        ("icl.select(task, model, 2.5)", "number of sequences must be a whole number"),
+        ("icl.select(task, icl.Separate, 5)", "model must be"),
+        ("icl.Moments.sample(task, 10**12, key)", "would repeat themselves"),
+        ("icl.Moments.sample(task, 0, key)", "number of sequences"),
+        ("icl.Moments.sample([0.7, 0.2], 10, key)", "task must be a task"),
+        ("icl.Minibatch(icl.Sequences.sample(task, 5, key), 2.5)", "the batch must be a whole"),
+        ("icl.Minibatch(icl.Sequences.sample(task, 5, key), 6)", "between 1 and 5"),
+        ("icl.Minibatch(icl.Population(task), 2)", "Features or Sequences"),
+        ("icl.Fresh(task, icl.Population(task), True)", "the batch must be a whole"),
+        ("icl.Fresh(task, 'population', 5)", "evaluation must be a loss"),
+    ],
     "words": [
         ("icl.Task([0.7, 0.2], 5, inputs='sphere')", "such as Sphere(), got 'sphere'"),
         ("icl.Task([0.7, 0.2], 5, inputs=icl.Sphere)", "such as Sphere()"),
@@ -146,3 +175,60 @@ def test_an_argument_that_cannot_be_meant_is_refused_in_one_line(answers, group)
 def test_an_argument_that_is_meant_is_taken_as_it_is(answers):
     found = [(text, answer) for (text, _), answer in zip(MEANT, answers["meant"], strict=True)]
     assert found == [(text, ["value", value]) for text, value in MEANT]
+
+
+def tree(folder, files):
+    """A folder with these files of the kernel."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+KERNEL = {
+    "machine": ({"proc/meminfo": "MemFree: 10 kB\nMemAvailable: 5000 kB\n"}, 5000 * 1024),
+    "v2": ({
+        "proc/meminfo": "MemAvailable: 5000 kB\n", "proc/self/cgroup": "0::/job/step\n",
+        "sys/fs/cgroup/job/step/memory.max": "max\n",
+        "sys/fs/cgroup/job/step/memory.current": "100\n",
+        "sys/fs/cgroup/job/memory.max": "3000000\n",
+        "sys/fs/cgroup/job/memory.current": "1500000\n",
+        "sys/fs/cgroup/job/memory.stat": "anon 1\ninactive_file 500000\n",
+    }, 2_000_000),
+    "v2, of a container": ({
+        "proc/meminfo": "MemAvailable: 5000 kB\n", "proc/self/cgroup": "0::/\n",
+        "sys/fs/cgroup/memory.max": "3000000\n", "sys/fs/cgroup/memory.current": "2900000\n",
+    }, 100_000),
+    "v1": ({
+        "proc/meminfo": "MemAvailable: 5000 kB\n",
+        "proc/self/cgroup": "5:cpu,cpuacct:/x\n4:memory:/host/only\n0::/\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "4000000\n",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "3000000\n",
+        "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 1000000\n",
+    }, 2_000_000),
+    "v1 without a limit": ({
+        "proc/meminfo": "MemAvailable: 5000 kB\n", "proc/self/cgroup": "4:memory:/\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "3000000\n",
+    }, 5000 * 1024),
+    "more used than allowed": ({
+        "proc/meminfo": "MemAvailable: 5000 kB\n", "proc/self/cgroup": "0::/\n",
+        "sys/fs/cgroup/memory.max": "1000\n", "sys/fs/cgroup/memory.current": "2900\n",
+    }, 0),
+    "a kernel that says nothing": ({}, UNKNOWN),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", KERNEL)
+def test_free_memory_is_the_least_of_machine_and_control_groups(tmp_path, case):
+    files, free = KERNEL[case]
+    assert available_bytes(tree(tmp_path, files)) == free
+
+
+def test_free_memory_knows_the_limit_of_the_address_space(tmp_path, monkeypatch):
+    import resource
+
+    kernel = tree(tmp_path, {"proc/self/status": "VmSize: 1000 kB\n"})
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (3_000_000, 4_000_000))
+    assert available_bytes(kernel) == 3_000_000 - 1000 * 1024

@@ -41,3 +41,18 @@ class AbstractLoss(eqx.Module):
         if reason is not None:
             raise ValueError(f"{type(self).__name__} cannot take {type(model).__name__}: {reason}")
         return self
+
+
+def misfit(model: AbstractModel, size: int | None, outputs: int) -> str | None:
+    """Why a model does not fit prompts of D = `size` inputs and O = `outputs`; None if it does.
+
+    A model that does not know its own sizes fits, and so does any D where `size` is None.
+    """
+    dims = model.dims()
+    if dims is None or (size in (None, dims[0]) and outputs == dims[1]):
+        return None
+    known = "" if size is None else f"D = {size} inputs and "
+    return (
+        f"the model has D = {dims[0]} inputs and O = {dims[1]} outputs, the prompts have "
+        f"{known}O = {outputs} outputs; make both from one task"
+    )

@@ -2,6 +2,7 @@
 
 import abc
 import functools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from iclflow.linalg import pack_dual, pack_symmetric
+from iclflow.losses.base import misfit
 from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, Layers
@@ -44,6 +46,11 @@ class AbstractFeatureMap(AbstractStatistic):
     def count(self, sizes: Sizes) -> int:
         """How many features a prompt has, K·D."""
 
+    def input_size(self, count: int, outputs: int) -> int | None:
+        """The D of prompts with so many features and O = `outputs`; None where it is not known."""
+        del count, outputs
+        return None
+
     @abc.abstractmethod
     def admits(self, model: AbstractModel) -> str | None:
         """None, or why these features do not determine the model's prediction."""
@@ -63,6 +70,12 @@ class FullFeatures(AbstractFeatureMap):
         token = sizes.size + sizes.outputs
         return token * (token + 1) // 2 * sizes.size
 
+    def input_size(self, count: int, outputs: int) -> int | None:
+        # D³/2 <= count, so the largest candidate is the cube root of twice the count.
+        sizes = range(1, round((2 * count) ** (1 / 3)) + 2)
+        features = ((d + outputs) * (d + outputs + 1) // 2 * d for d in sizes)
+        return next((d for d, n in zip(sizes, features, strict=True) if n == count), None)
+
     def admits(self, model: AbstractModel) -> str | None:
         return None if isinstance(model, AbstractLinearModel) else NOT_LINEAR
 
@@ -80,6 +93,9 @@ class ReducedFeatures(AbstractFeatureMap):
 
     def count(self, sizes: Sizes) -> int:
         return sizes.outputs * sizes.size**2
+
+    def input_size(self, count: int, outputs: int) -> int | None:
+        return math.isqrt(count // outputs)
 
     def admits(self, model: AbstractModel) -> str | None:
         if not isinstance(model, AbstractLinearModel):
@@ -180,7 +196,8 @@ class Features(AbstractPromptLoss):
         return jnp.mean(jnp.sum((self.target - prediction) ** 2, axis=-1))
 
     def admits(self, model: AbstractModel) -> str | None:
-        return self.map.admits(model)
+        reason = self.map.admits(model)
+        return reason or misfit(model, self.query.shape[-1], self.target.shape[-1])
 
     def scratch(self) -> int:
         return 2 * (self.statistic.nbytes + self.query.nbytes + self.target.nbytes)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from iclflow.losses.base import misfit
 from iclflow.losses.features import AbstractFeatureMap, FullFeatures, Sizes, extract
 from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
@@ -96,7 +97,9 @@ class Moments(AbstractPromptLoss):
         return self.power - 2 * jnp.sum(weights * self.cross) + quadratic_form(self.second, weights)
 
     def admits(self, model: AbstractModel) -> str | None:
-        return self.map.admits(model)
+        reason = self.map.admits(model)
+        outputs, count = self.cross.shape[-2:]
+        return reason or misfit(model, self.map.input_size(count, outputs), outputs)
 
 
 def moments_bytes(sizes: Sizes, features: AbstractFeatureMap) -> int:

@@ -8,7 +8,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from iclflow.linalg import contract
-from iclflow.losses.base import AbstractLoss
+from iclflow.losses.base import AbstractLoss, misfit
 from iclflow.losses.features import ReducedFeatures
 from iclflow.losses.wishart import two_layer_noise, two_layer_signal
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, Layers
@@ -211,7 +211,8 @@ class Population(AbstractLoss):
                 "the closed form covers frozen zero blocks; freeze them, or use "
                 "population_moments(task), or sampled Moments"
             )
-        return ReducedFeatures().admits(model)
+        reason = ReducedFeatures().admits(model)
+        return reason or misfit(model, self.covariance.shape[0], self.cross.shape[0])
 
 
 @eqx.filter_jit  # one compilation for all of it, not one an operation

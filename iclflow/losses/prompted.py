@@ -7,6 +7,7 @@ from jaxtyping import PRNGKeyArray
 
 from iclflow.losses.base import AbstractLoss
 from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.checks import require_kind
 from iclflow.tasks.prompts import AbstractPromptSet, Prompts, PromptSet
 
 
@@ -33,6 +34,7 @@ class AbstractPromptLoss(AbstractLoss):
         - `matched`: whiten the task vectors and centre the inputs over the set.
         - `options`: those of `of`; `progress(done, total)` counts prompts.
         """
+        task = require_kind("task", task, AbstractTask, "a task")
         prompts = PromptSet.sample(task, sequences, key)
         cls.require_memory(prompts, **options)  # before anything is drawn
         return cls.of(prompts.matched() if matched else prompts, **options)

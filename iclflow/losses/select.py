@@ -19,6 +19,7 @@ from iclflow.losses import (
     TwoLayerFeatures,
     population_moments,
 )
+from iclflow.losses.base import misfit
 from iclflow.losses.features import Sizes, features_bytes
 from iclflow.losses.memory import RESERVE, available_bytes
 from iclflow.losses.moments import moments_bytes
@@ -27,6 +28,7 @@ from iclflow.losses.statistics import statistics_bytes
 from iclflow.models import AbstractModel, Layers
 from iclflow.results.progress import Progress
 from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.checks import require_kind, require_size
 from iclflow.tasks.inputs import Gaussian
 from iclflow.tasks.prompts import Prompts
 from iclflow.tasks.task import Task
@@ -93,9 +95,15 @@ def select(source: Sizes, model: AbstractModel, sequences: int | None) -> Choice
     have no closed form; the reason says so.
 
     - `source`: the task, or a set of prompts.
-    - `model`: what is trained.
-    - `sequences`: the number of prompts; None for the population.
+    - `model`: what is to be trained, with any weights: its kind and its blocks decide.
+    - `sequences`: how many prompts there are to train on; None for infinitely many.
     """
+    if sequences is not None:
+        sequences = require_size("the number of sequences", sequences)
+    require_kind("model", model, AbstractModel, "a model; an initialiser makes one of a key")
+    reason = misfit(model, source.size, source.outputs)
+    if reason is not None:
+        raise ValueError(f"no loss of this task can take {type(model).__name__}: {reason}")
     if isinstance(model, Layers):
         return _select_layers(source, model, sequences)
     maps = (ReducedFeatures(), FullFeatures())

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from iclflow.losses.base import misfit
 from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractModel
@@ -55,6 +56,7 @@ class Sequences(AbstractPromptLoss):
         )
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
+        self.require(model)
         if self.lengths == (self.prompts.inputs.shape[1] - 1,):
             return jnp.mean(jax.vmap(lambda prompt: _error(model, prompt))(self.prompts))
 
@@ -66,8 +68,7 @@ class Sequences(AbstractPromptLoss):
         return jnp.mean(jax.lax.map(of_length, jnp.asarray(self.lengths)))
 
     def admits(self, model: AbstractModel) -> str | None:
-        del model
-        return None
+        return misfit(model, self.prompts.inputs.shape[-1], self.prompts.labels.shape[-1])
 
     def scratch(self) -> int:
         return 8 * sum(leaf.nbytes for leaf in jax.tree.leaves(self.prompts))

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from iclflow.linalg import pack_symmetric, packed_pairs
+from iclflow.losses.base import misfit
 from iclflow.losses.features import NOT_LINEAR, AbstractStatistic, Sizes, gather
 from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
@@ -92,7 +93,8 @@ class Statistics(AbstractPromptLoss):
         return jnp.mean(jnp.sum((self.target - prediction) ** 2, axis=-1))
 
     def admits(self, model: AbstractModel) -> str | None:
-        return beyond_layers(model)
+        reason = beyond_layers(model)
+        return reason or misfit(model, self.query.shape[-1], self.target.shape[-1])
 
     def scratch(self) -> int:
         return 4 * self.statistic.nbytes + 8 * self.query.nbytes

@@ -5,12 +5,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from iclflow.losses.base import AbstractLoss
+from iclflow.losses.base import AbstractLoss, misfit
 from iclflow.losses.features import Features
 from iclflow.losses.sequences import Sequences
 from iclflow.losses.statistics import Statistics
 from iclflow.models import AbstractModel
 from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.checks import require_kind, require_size
 from iclflow.tasks.prompt import Prompt
 from iclflow.tasks.prompts import PromptSet
 from iclflow.tasks.task import Task
@@ -30,7 +31,12 @@ class Minibatch(AbstractLoss):
     size: int = eqx.field(static=True)
 
     def __check_init__(self) -> None:
-        if not 1 <= self.size <= self.whole.count:
+        if not isinstance(self.whole, Features | Sequences):
+            raise ValueError(
+                f"batches are drawn from Features or Sequences, which keep the prompts, got "
+                f"{type(self.whole).__name__}"
+            )
+        if not require_size("the batch", self.size) <= self.whole.count:
             raise ValueError(
                 f"the batch must have between 1 and {self.whole.count} sequences, got {self.size}"
             )
@@ -62,14 +68,15 @@ class Fresh(AbstractLoss):
     size: int = eqx.field(static=True)
 
     def __check_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"the batch must have at least 1 sequence, got {self.size}")
+        require_kind("task", self.task, AbstractTask, "a task")
+        require_kind("evaluation", self.evaluation, AbstractLoss, "a loss, as Population(task)")
+        require_size("the batch", self.size)
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         return self.evaluation(model)
 
     def admits(self, model: AbstractModel) -> str | None:
-        return self.evaluation.admits(model)
+        return self.evaluation.admits(model) or misfit(model, self.task.size, self.task.outputs)
 
     def draw(self, key: PRNGKeyArray) -> AbstractLoss:
         return Sequences.of(PromptSet(self.task, key, self.size))
@@ -109,7 +116,7 @@ class PoolPass(AbstractLoss):
         return self.evaluation(model)
 
     def admits(self, model: AbstractModel) -> str | None:
-        return self.evaluation.admits(model)
+        return self.evaluation.admits(model) or misfit(model, self.task.size, self.task.outputs)
 
     def draw(self, key: PRNGKeyArray) -> AbstractLoss:
         members = self._members()

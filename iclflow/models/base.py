@@ -75,6 +75,13 @@ class AbstractModel(eqx.Module):
         found = self.as_attention()
         return () if found is None else (found,)
 
+    def dims(self) -> tuple[int, int] | None:
+        """(D, O), the inputs and outputs of the prompts that it predicts on, where it knows them.
+
+        A loss of prompts of other sizes then refuses the model with both numbers.
+        """
+        return None
+
     def pairs(self) -> Pairs | None:
         """v, k and q, if they are all weights, in this order, and M = Σ v k qᵀ for one output."""
         return None
@@ -153,6 +160,9 @@ class AbstractAttention(AbstractLinearModel):
 
     def as_attention(self) -> "AbstractAttention":
         return self
+
+    def dims(self) -> tuple[int, int]:
+        return self.input_size, self.values.shape[-1]
 
     @property
     def blocks(self) -> Blocks:

@@ -64,6 +64,9 @@ class Layers(AbstractModel):
                 f"shape {self.stack.values.shape} of the values; use Layers.of([first, second])"
             )
 
+    def dims(self) -> tuple[int, int]:
+        return self.stack.dims()
+
     @classmethod
     def of(cls, layers: Sequence[AbstractAttention], *, tied: bool = False) -> "Layers":
         """The stack of given layers, first to last.

@@ -29,7 +29,7 @@ class Merged(AbstractAttention):
 
     @property
     def input_size(self) -> int:
-        return self.merged.shape[2]
+        return self.merged.shape[-1]
 
     def key_query(self) -> Float[Array, "H T D"]:
         if self.key_labels is None:

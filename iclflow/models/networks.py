@@ -1,6 +1,7 @@
 """The linear networks that linear attention is equivalent to (11)(12), Section 4.1."""
 
 import abc
+import math
 from typing import Any, Self
 
 import equinox as eqx
@@ -80,9 +81,11 @@ class MLP(AbstractNetwork):
         hidden = self.first @ cubic_features(prompt).T
         return jnp.einsum("hop,hp->o", self.second, hidden)
 
+    def dims(self) -> tuple[int, int]:
+        return math.isqrt(self.first.shape[-1]), self.second.shape[-1]
+
     def as_attention(self) -> Merged:
-        heads, squared = self.first.shape
-        size = round(squared**0.5)
+        heads, size = self.first.shape[0], self.dims()[0]
         matrices = jnp.swapaxes(self.first.reshape(heads, size, size), 1, 2)
         return Merged(values=self.second, merged=matrices)
 
@@ -121,6 +124,9 @@ class ConvNet(AbstractNetwork):
             padding="VALID",
         ).reshape(-1, heads, rank, size)
         return jnp.einsum("hop,hrc,phrc->o", self.third, self.second, convolved)
+
+    def dims(self) -> tuple[int, int]:
+        return self.kernels.shape[-1], self.third.shape[-1]
 
     def as_attention(self) -> Separate:
         return Separate(values=self.third, keys=self.kernels, queries=self.second)

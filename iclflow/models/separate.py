@@ -38,7 +38,7 @@ class Separate(AbstractAttention):
 
     @property
     def input_size(self) -> int:
-        return self.queries.shape[2]
+        return self.queries.shape[-1]
 
     @property
     def rank(self) -> int:

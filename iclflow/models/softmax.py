@@ -51,6 +51,9 @@ class Softmax(AbstractModel):
     def axes(self) -> dict[str, tuple[str, ...]]:
         return self.attention.axes()
 
+    def dims(self) -> tuple[int, int]:
+        return self.attention.dims()
+
     def as_attention(self) -> AbstractAttention:
         return self.attention
 

@@ -19,6 +19,8 @@ from iclflow.tasks.prompt import Prompt, map_prefixes
 from iclflow.tasks.task import Draw, require_task
 from iclflow.tasks.task_vectors import Normal
 
+MOST = 2**31 - 1  # prompts of a set: their numbers are 32-bit integers where JAX has no others
+
 
 class AbstractPromptSet(eqx.Module):
     """`count` prompts of one shape, each to be had by its number."""
@@ -189,6 +191,11 @@ class PromptSet(AbstractPromptSet):
         - `finish`: a last change of every prompt.
         """
         count = require_size("the number of sequences", count)
+        if count > MOST:
+            raise ValueError(
+                f"prompts are numbered with 31 bits, so that {count:,} sequences would repeat "
+                f"themselves; give at most {MOST:,}, or use Population(task), the limit of many"
+            )
         self.task, self.key, self.matching, self.count = task, key, matching, count
         self.exact, self.finish = exact, finish
 
