@@ -1,11 +1,12 @@
 """Sweeps: cells a second, and what batches, workers and the store cost or gain.
 
-    python benchmarks/sweeps.py [batches growth workers bookkeeping million]
+    python benchmarks/sweeps.py [batches growth workers bookkeeping announced million]
 
-All but the last if none is named. Ratios are of runs in the same process, one after the other; the
-shell is timed on three cells.
+All but the last two if none is named. Ratios are of runs in the same process, one after the other;
+the shell is timed on three cells.
 """
 
+import json
 import os
 import resource
 import subprocess
@@ -124,12 +125,43 @@ def million() -> None:
     print(f"1,000,000 cells of 200 steps: {seconds:.0f} s, peak memory {peak:.2f} GiB")
 
 
-PARTS = {f.__name__: f for f in (batches, growth, workers, bookkeeping, million)}
+def announced() -> None:
+    """What `iclflow sweep` announces, what it takes, and what `icl.sweep` takes, a process each."""
+    words = {**SMALL, "steps": 200, "record": [], "save": "linear:20"}
+    marks = "np.unique(np.linspace(0, 200, 20).astype(int))"
+    for seeds in (100, 10_000, 100_000, 1_000_000):
+        file = FOLDER / f"{seeds}.toml"
+        table = {**words, "seeds": seeds}
+        lines = [f"{name} = {json.dumps(value)}" for name, value in table.items()]
+        file.write_text("\n".join(["[sweep]", *lines]))
+        shell = [sys.executable, "-m", "iclflow", "sweep", str(file), "--json"]
+        said = subprocess.run([*shell, "--dry-run"], check=True, capture_output=True, text=True)
+        expected = json.loads(said.stdout)["seconds"]
+        began = time.perf_counter()
+        subprocess.run([*shell, "--out", f"{file}.zarr"], check=True, capture_output=True)
+        command = time.perf_counter() - began
+        function = (
+            "import jax, numpy as np; jax.config.update('jax_enable_x64', True)\n"
+            "import iclflow as icl\n"
+            "task = icl.Task([0.4, 0.3, 0.2, 0.1], 31)\n"
+            "init = icl.Separate.initialiser(task, heads=5, scale=0.07)\n"
+            f"icl.sweep(task, init, icl.Descent(0.2), saveat={marks}, seeds={seeds})"
+        )
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", function], check=True)
+        alone = time.perf_counter() - began
+        print(
+            f"{seeds:,} cells: announced {expected:.0f} s, took {command:.1f} s (ratio "
+            f"{command / expected:.2f}); icl.sweep {alone:.1f} s ({command / alone:.2f})"
+        )
+
+
+PARTS = {f.__name__: f for f in (batches, growth, workers, bookkeeping, announced, million)}
 
 
 def main() -> None:
     print(f"{len(os.sched_getaffinity(0))} cores, {jax.devices()[0].device_kind}")
-    for name in sys.argv[1:] or list(PARTS)[:-1]:
+    for name in sys.argv[1:] or list(PARTS)[:-2]:
         PARTS[name]()
 
 

@@ -5,6 +5,7 @@ import errno
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 
 import numpy as np
@@ -13,17 +14,21 @@ import xarray as xr
 
 import iclflow as icl
 from iclflow import cli
+from iclflow.cli import sweep as cli_sweep
 from iclflow.diagnostics import first_crossing, first_crossings
+from iclflow.runs import batch
+from iclflow.runs.fused import engine
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
 from iclflow.sweeps import compute as computing
 from iclflow.sweeps import execute, layout
 from iclflow.sweeps.design import Design
 from iclflow.sweeps.execute import run
-from iclflow.sweeps.store import SweepStore, load
+from iclflow.sweeps.store import SweepStore, checksums, load
 
 zarr = pytest.importorskip("zarr", reason="the extra sweep is not installed")
 
+COMPILER = pytest.mark.skipif(engine.available() != engine.CPP, reason="there is no C++ compiler")
 SMALL = {"spectrum": [1.0, 0.5], "context": 8, "heads": 2, "rate": 0.1, "steps": 60}
 SMALL |= {"save": "linear:30", "scale": [0.3, 0.6]}
 RUN = {**SMALL, "spectrum": (1.0, 0.5)}
@@ -159,12 +164,128 @@ def test_a_damaged_chunk_is_found_and_its_cells_computed_anew(name, whole, tmp_p
     damaged = bytearray(file.read_bytes())
     damaged[len(damaged) // 2] ^= 255
     file.write_bytes(damaged)
-    if name != "clock":
-        with pytest.raises(Exception, match="checksum"):
-            load(path)[name].load()
+    with pytest.raises(ValueError, match=r"is damaged: .* own command") as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
     found = run(design(), path, progress=told.append)
-    assert told[0].lost == (2 if name == "clock" else 1)
+    assert told[0].lost == (3 if name == "clock" else 1)  # three seeds share the clock of a point
     assert_same(found.load(), whole)
+
+
+@pytest.mark.parametrize("what", ["a chunk", "an array", "two chunks", "the clock"])
+def test_what_is_missing_or_exchanged_does_not_pass_as_data(what, whole, tmp_path, capsys):
+    """The metadata is in order and each chunk has its own checksum: only sums over cells tell."""
+    path, told = tmp_path / "s.zarr", []
+    run(design(), path, block=2)
+    first, _, third = chunks(path, "final_loss")[:3]
+    if what == "a chunk":
+        first.unlink()
+    elif what == "two chunks":
+        both = first.read_bytes(), third.read_bytes()
+        first.write_bytes(both[1])
+        third.write_bytes(both[0])
+    else:
+        shutil.rmtree(path / ("loss" if what == "an array" else "clock"))
+    lost = {"a chunk": 2, "two chunks": 4}.get(what, 6)
+    with pytest.raises(ValueError, match=f"{lost} cells lack their numbers"):
+        load(path)
+    found = run(design(), path, progress=told.append).load()
+    assert (told[0].lost, told[0].done) == (lost, 6 - lost)
+    assert_same(found, whole)
+    assert_same(load(path).load(), whole)
+
+
+def test_sums_over_cells_see_every_number_and_no_padding():
+    rng = np.random.default_rng(0)
+    array = rng.normal(size=(3, 2, 4, 5))
+    sums = checksums("loss", array, 2)
+    assert len(np.unique(sums)) == 6
+    wide = np.full((3, 2, 6, 7), np.nan)
+    wide[:, :, :4, :5] = array
+    np.testing.assert_array_equal(checksums("loss", wide, 2), sums)
+    for place in np.ndindex(array.shape):
+        other = array.copy()
+        other[place] = np.nextafter(other[place], 9)
+        changed = np.argwhere(checksums("loss", other, 2) != sums)
+        assert changed.tolist() == [list(place[:2])]
+    assert (checksums("loss", array[..., ::-1], 2) != sums).all()
+    assert (checksums("other", array, 2) != sums).all()
+
+
+def test_a_linked_folder_inside_a_store_is_refused(whole, tmp_path):
+    path, elsewhere = tmp_path / "s.zarr", tmp_path / "elsewhere"
+    run(design(), path, block=2)
+    (path / "loss").rename(elsewhere)
+    (path / "loss").symlink_to(elsewhere)
+    before = {file: file.read_bytes() for file in elsewhere.rglob("*") if file.is_file()}
+    with pytest.raises(ValueError, match=r"has a link inside \(loss\)"):
+        run(design(seeds=4), path)
+    assert before == {f: f.read_bytes() for f in elsewhere.rglob("*") if f.is_file()}
+    whole_store = tmp_path / "linked.zarr"
+    (path / "loss").unlink()
+    elsewhere.rename(path / "loss")
+    whole_store.symlink_to(path)  # the store itself may lie on another disk
+    assert_same(run(design(), whole_store).load(), whole)
+
+
+def test_a_store_of_vmap_opens_where_there_is_no_compiler(whole, tmp_path, monkeypatch):
+    path = tmp_path / "s.zarr"
+    run(design(), path, block=2)
+    monkeypatch.setattr(engine, "available", lambda: engine.VMAP)
+    monkeypatch.setattr(execute, "available", lambda: engine.VMAP)
+    monkeypatch.setattr("iclflow.runs.cost.available", lambda: engine.VMAP)
+    grown = run(design(seeds=4), path).load()
+    assert (grown["engine"] == 0).all()
+    assert_same(grown.isel(seed=slice(3)), whole)
+
+
+@COMPILER
+def test_keys_name_the_engine_that_ran(whole, tmp_path, monkeypatch):
+    """A compiler that fails in the middle: the cells say so, and a second call makes no others."""
+    path, why_not = tmp_path / "s.zarr", batch.why_not
+    monkeypatch.setattr("iclflow.runs.cost.worth_compiling", lambda *_: True)
+    calls = []
+
+    def failing(*given):
+        calls.append(given)
+        return "the compiler is out of memory" if len(calls) == 4 else why_not(*given)
+
+    monkeypatch.setattr(batch, "why_not", failing)
+    found = run(design(), path, block=2).load()  # the plan asks once, then every block
+    codes = found["engine"].values
+    assert sorted(np.unique(codes).tolist()) == [0, 1]
+    assert cli_sweep.outcome(found)["advanced_by"] == {"vmap": 2, "C++": 4}
+    shown = cli_sweep.lines(cli_sweep.outcome(found) | {"engines": [], "out": "", "seconds": 0})
+    assert "cells of two engines" in " ".join(shown)
+    assert len(np.unique(found["content"])) == 6
+    monkeypatch.setattr(execute, "available", lambda: engine.VMAP)
+    with pytest.raises(ValueError, match="fused loop in C\\+\\+, which is not here") as caught:
+        run(design(), path)
+    assert "\n" not in str(caught.value)
+    np.testing.assert_allclose(found["loss"], whole["loss"], rtol=1e-12)
+
+
+def test_a_store_of_version_0_2_opens(whole, tmp_path):
+    """It has no checksums and no engines."""
+    path = tmp_path / "s.zarr"
+    run(design(), path, block=2)
+    for name in ("checksum", "engine"):
+        shutil.rmtree(path / name)
+    zarr.open_group(path, mode="r+").attrs["sweep_format"] = 1
+    with pytest.warns(zarr.errors.ZarrUserWarning, match="Consolidated"):
+        zarr.consolidate_metadata(path)
+    np.testing.assert_array_equal(load(path)["loss"], whole["loss"])
+    with pytest.raises(ValueError, match="choose another name"):
+        run(design(), path)
+
+
+def test_progress_is_said_in_lines_where_stderr_is_no_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli_sweep, "EVERY", 0.0)
+    text = [f"{name} = {json.dumps(value)}" for name, value in SMALL.items()]
+    (tmp_path / "design.toml").write_text("\n".join(["[sweep]", *text]))
+    assert cli.main(["sweep", "design.toml", "--out", "s.zarr", "--block", "1"]) == 0
+    assert "iclflow: 1 of 2 cells, " in capsys.readouterr().err
 
 
 def test_a_full_disk_loses_nothing(whole, tmp_path, monkeypatch):

@@ -18,6 +18,8 @@ from iclflow.cli.console import print_json
 from iclflow.cli.options import positive
 from iclflow.cli.outputs import add_force, check_outputs
 
+EVERY = 30.0  # seconds between two lines of progress, where stderr is no terminal
+
 EXAMPLES = """examples:
   # design.toml is one table:
   #   [sweep]
@@ -55,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--block", type=positive, metavar="CELLS", help="trained together (what fits)"
     )
     parser.add_argument("--workers", type=positive, metavar="N", help="processes here (Dask)")
-    parser.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask cluster that runs")
+    parser.add_argument(
+        "--scheduler", metavar="ADDRESS", help="of a Dask cluster, or its scheduler file"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="the picture of an example")
     add_force(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -169,20 +173,26 @@ def standing(engines: list[str], *, quiet: bool) -> Iterator[Callable[[Any], Non
     columns = ("cells", BarColumn(), MofNCompleteColumn(), "{task.fields[rate]}")
     last = ("{task.fields[failed]}", TimeRemainingColumn())
     hidden = quiet or not sys.stderr.isatty()
+    lines = not quiet and not sys.stderr.isatty()
     bar = Progress(*columns, *last, console=Console(stderr=True), transient=True, disable=hidden)
-    began, first = time.perf_counter(), None
+    began, first, told = time.perf_counter(), None, time.perf_counter()
     with bar:
         task = bar.add_task("", total=None, rate="", failed="")
 
         def update(now: Any) -> None:
-            nonlocal first
+            nonlocal first, told
             first = now.done if first is None else first
             engines[:] = now.engines
             if now.lost and now.done == first and not now.failed:
-                line = f"iclflow: damaged chunks: {now.lost} cells are computed anew"
+                line = f"iclflow: damaged or missing chunks: {now.lost} cells are computed anew"
                 print(line, file=sys.stderr)
             rate = (now.done - first) / max(1e-9, time.perf_counter() - began)
             failed = f"{now.failed} failed" if now.failed else ""
+            if lines and time.perf_counter() - told >= EVERY and now.done < now.total:
+                told = time.perf_counter()
+                left = f"{duration((now.total - now.done) / rate)} left" if rate else "begun"
+                said = [f"{now.done:,} of {now.total:,} cells", f"{rate:.3g}/s", left, failed]
+                print("iclflow: " + ", ".join(filter(None, said)), file=sys.stderr, flush=True)
             bar.update(
                 task, completed=now.done, total=now.total, rate=f"{rate:.3g}/s", failed=failed
             )
@@ -222,8 +232,12 @@ def outcome(store: Any) -> dict[str, Any]:
     ended, failure = store["result"].values, store["failure"].values
     counts = {name: int((ended == code).sum()) for code, name in enumerate(OUTCOMES)}
     reasons = [store.attrs["reasons"][code - 1] for code in sorted(set(failure[failure > 0].flat))]
+    advanced = store["engine"].values
+    names = enumerate(store["engine"].attrs["flag_meanings"].split())
+    by = {name: int((advanced == code).sum()) for code, name in names if (advanced == code).any()}
     return {
         "cells": ended.size,
+        "advanced_by": by,
         **{name: count for name, count in counts.items() if count},
         "failed": int((failure > 0).sum()),
         "reasons": reasons,
@@ -232,14 +246,27 @@ def outcome(store: Any) -> dict[str, Any]:
 
 def lines(found: dict[str, Any]) -> list[str]:
     """The outcome in words."""
-    said = ("cells", "failed", "reasons", "engines", "out", "plot", "found", "seconds")
+    said = (
+        "cells",
+        "advanced_by",
+        "failed",
+        "reasons",
+        "engines",
+        "out",
+        "plot",
+        "found",
+        "seconds",
+    )
     ended = [f"{count:,} {name.replace('_', ' ')}" for name, count in found.items()
              if name not in said]  # fmt: skip
     failed = (
         [f"{found['failed']:,} failed: {'; '.join(found['reasons'])}"] if found["failed"] else []
     )
+    by = [f"{count:,} by {name}" for name, count in found["advanced_by"].items()]
+    two = [f"cells of two engines, which differ in their last digits: {', '.join(by)}"]
     return [
         f"{found['cells']:,} cells: {', '.join([*ended, *failed])}",
+        *(two if len(by) > 1 else []),
         *(f"engine: {name}" for name in found["engines"]),
         f"wrote {found['out']}, {found['seconds']:.1f} s",
     ]

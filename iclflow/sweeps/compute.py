@@ -14,6 +14,7 @@ from iclflow.runs.record import Record, resolve
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
 from iclflow.sweeps.cells import Workshop, marks_of
+from iclflow.sweeps.layout import ENGINES
 from iclflow.sweeps.summaries import KINDS, OF_WEIGHTS, Finished, summarise
 
 REASON = 300  # characters
@@ -40,6 +41,7 @@ class Answer:
     clocks: dict[str, np.ndarray]  # clock and step at the save points, [point, time]
     done: np.ndarray  # [point, seed]
     failures: list[tuple[int, int, str]]  # point, seed, reason
+    kinds: np.ndarray  # [point, seed]: the place in `ENGINES` of what advanced the cell, or -1
     engines: tuple[str, ...] = ()  # what advanced the batches, and why
 
 
@@ -60,10 +62,12 @@ def compute(block: Block) -> Answer:
     for group in _alike(block, failures):
         _run(group, block, found, failures)
     done = np.zeros(block.wanted.shape, bool)
+    kinds = np.full(done.shape, -1, np.int8)
     for result, _, _ in found:
         done[tuple(result.batch.cells.T)] = True
+        kinds[tuple(result.batch.cells.T)] = ENGINES.index(result.kind)
     engines = tuple(dict.fromkeys(result.engine for result, _, _ in found))
-    return Answer(_laid_out(found, block), _clocks(found, block), done, failures, engines)
+    return Answer(_laid_out(found, block), _clocks(found, block), done, failures, kinds, engines)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -86,7 +86,7 @@ class Estimate:
 
     def program(self, settings: Settings) -> Program:
         """The program of the cells of one point."""
-        return self.shared[_shape(settings)]
+        return self.shared[shape_of(settings)]
 
 
 def estimate(design: Design, workers: int = 1, cells: int | None = None) -> Estimate:
@@ -101,7 +101,7 @@ def estimate(design: Design, workers: int = 1, cells: int | None = None) -> Esti
     kinds: dict[Any, _Kind] = {}
     for place in design.places():
         settings = design.settings(place)
-        kind = kinds.setdefault(_shape(settings), _Kind(settings))
+        kind = kinds.setdefault(shape_of(settings), _Kind(settings))
         kind.points += 1
         kind.losses.add(tuple(getattr(settings, name) for name in OF_LOSS))
     shared: dict[Any, Program] = {}
@@ -220,7 +220,7 @@ def _width(name: str, settings: Settings) -> int:
     return (known | {"effective": task_size(settings) ** 2}).get(name, 1)
 
 
-def _shape(settings: Settings) -> tuple:
+def shape_of(settings: Settings) -> tuple:
     """What cells of one compiled program share, as far as the settings tell."""
     marks = (settings.steps, settings.time, settings.save)
     model = (settings.model, settings.heads, settings.rank, settings.blocks, settings.optimiser)

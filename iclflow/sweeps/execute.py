@@ -1,10 +1,13 @@
 """A sweep carried out: block after block here, or many at once on a Dask cluster."""
 
+import asyncio
 import dataclasses
 import logging
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,11 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from iclflow.runs.fused.engine import CUDA, VMAP, available
 from iclflow.sweeps.compute import Answer, Block, compute
 from iclflow.sweeps.design import Design
-from iclflow.sweeps.estimate import Estimate, estimate
-from iclflow.sweeps.layout import Region, extent, require
+from iclflow.sweeps.estimate import Estimate, estimate, shape_of
+from iclflow.sweeps.layout import ENGINES, Region, extent, require
 from iclflow.sweeps.store import SweepStore, load
 
 AHEAD = 2  # blocks a thread has on a cluster: one to compute, one to go on with
@@ -66,7 +70,7 @@ def run(
         standing = Standing(int((~wanted).sum()), design.cells, 0, lost)
         if progress is not None:
             progress(standing)
-        blocks = _blocks(store, wanted, expected)
+        blocks = _blocks(store, wanted, _engines(store, expected))
         found = _here(blocks) if client is None else _there(client, blocks)
         for region, answer in found:
             with _uninterrupted():
@@ -82,14 +86,21 @@ def run(
         store.finish()
     finally:
         store.close()
-    return load(out)
+    return load(out, check=False)
 
 
 @contextmanager
 def local_client(workers: int) -> Iterator[Any]:
-    """A cluster of single-threaded processes on this machine."""
+    """A cluster of single-threaded processes on this machine.
+
+    They speak TLS with keys that are made for this call, so that no other user of the machine can
+    send them work.
+    """
     distributed = require("distributed")
+    require("cryptography")  # which makes the keys
     cluster = distributed.LocalCluster(
+        security=distributed.Security.temporary(),
+        protocol="tls://",
         n_workers=workers,
         threads_per_worker=1,
         dashboard_address=None,
@@ -102,10 +113,13 @@ def local_client(workers: int) -> Iterator[Any]:
 
 @contextmanager
 def remote_client(address: str) -> Iterator[Any]:
-    """A cluster that runs already, by the address of its scheduler."""
+    """A cluster that runs already, by the address of its scheduler, or by its scheduler file."""
     distributed = require("distributed")
+    if "://" not in address and address.endswith(".json") and not Path(address).is_file():
+        raise ValueError(f"there is no scheduler file {address}; dask scheduler writes it")
+    named = {"scheduler_file": address} if Path(address).is_file() else {"address": address}
     try:
-        client = distributed.Client(address, timeout=CONNECT)
+        client = distributed.Client(**named, timeout=CONNECT)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:120]
         raise ValueError(f"no Dask scheduler answers at {address}: {reason}") from None
@@ -113,8 +127,33 @@ def remote_client(address: str) -> Iterator[Any]:
         yield client
 
 
+def _engines(store: SweepStore, expected: Estimate) -> dict[Any, tuple[str, int]]:
+    """The engine of each program, and the runs that share it: the engine of cells there already."""
+    found = {shape: (program.engine, program.group) for shape, program in expected.shared.items()}
+    codes = store.engines()
+    if (codes < 0).all():
+        return found
+    begun: dict[Any, Counter] = {}
+    for place in store.design.places():
+        there = codes[place][codes[place] >= 0]
+        if len(there):
+            count = begun.setdefault(shape_of(store.design.settings(place)), Counter())
+            count.update(there.tolist())
+    for shape, count in begun.items():
+        engine = ENGINES[count.most_common(1)[0][0]]
+        if engine not in (VMAP, available()):
+            raise ValueError(
+                f"{store.path} was computed by the fused loop in {engine}, which is not here, and "
+                f"cells by {available()} would differ in their last digits; go on where there is "
+                f"{'a GPU with CuPy' if engine == CUDA else 'a C++ compiler'}, or choose another "
+                f"name"
+            )
+        found[shape] = (engine, found[shape][1])
+    return found
+
+
 def _blocks(
-    store: SweepStore, wanted: np.ndarray, expected: Estimate
+    store: SweepStore, wanted: np.ndarray, programs: dict[Any, tuple[str, int]]
 ) -> Iterator[tuple[Region, Block]]:
     """The blocks with cells that are wanted."""
     design = store.design
@@ -130,8 +169,7 @@ def _blocks(
         )
         seeds = (design.seed + np.arange(region[-1].start, region[-1].stop)).astype(np.uint32)
         rows, size = cells.reshape(len(points), -1), int(np.prod(store.block))
-        programs = [expected.program(settings) for settings in points]
-        engines = tuple((program.engine, program.group) for program in programs)
+        engines = tuple(programs[shape_of(settings)] for settings in points)
         yield region, Block(points, seeds, rows, engines, size, design.record, design.summaries)
 
 
@@ -141,8 +179,29 @@ def _here(blocks: Iterator[tuple[Region, Block]]) -> Iterator[tuple[Region, Answ
 
 
 def _there(client: Any, blocks: Iterator[tuple[Region, Block]]) -> Iterator[tuple[Region, Answer]]:
-    """On a cluster, as they come; a few blocks a thread are under way, so memory is bounded."""
+    """On a cluster, as they come; a few blocks a thread are under way, so memory is bounded.
+
+    A scheduler that is gone is no failure of the cells: nothing is written of them.
+    """
     distributed = require("distributed")
+    gone = (OSError, TimeoutError, futures.CancelledError, asyncio.CancelledError)
+    try:
+        yield from _from_cluster(distributed, client, blocks)
+    except gone as error:
+        raise error if isinstance(error, ConnectionError) else _lost(error) from None
+
+
+def _lost(error: BaseException) -> ConnectionError:
+    reason = " ".join(str(error).split())[:120] or type(error).__name__
+    return ConnectionError(
+        f"the Dask scheduler does not answer any more ({reason}); what was computed is kept, and "
+        f"the same command goes on from it when there is a scheduler again"
+    )
+
+
+def _from_cluster(
+    distributed: Any, client: Any, blocks: Iterator[tuple[Region, Block]]
+) -> Iterator[tuple[Region, Answer]]:
     running = distributed.as_completed(loop=client.loop)
     work: dict[Any, tuple[Region, Block, int]] = {}
 
@@ -157,6 +216,8 @@ def _there(client: Any, blocks: Iterator[tuple[Region, Block]]) -> Iterator[tupl
             break
     for future in running:
         region, block, attempt = work.pop(future.key)
+        if future.status not in ("finished", "error"):
+            raise _lost(futures.CancelledError(f"a block is {future.status}"))
         if future.status == "finished":
             yield region, future.result()
         elif isinstance(future.exception(), distributed.KilledWorker) and attempt < ATTEMPTS:
@@ -173,7 +234,8 @@ def _failed(block: Block, error: Any) -> Answer:
     """The answer of a block that no worker could give."""
     reason = f"the worker failed: {' '.join(str(error).split())[:200]}"
     cells = [(int(p), int(s), reason) for p, s in zip(*np.nonzero(block.wanted), strict=True)]
-    return Answer({}, {}, np.zeros(block.wanted.shape, bool), cells)
+    none = np.zeros(block.wanted.shape, bool)
+    return Answer({}, {}, none, cells, np.full(none.shape, -1, np.int8))
 
 
 @contextmanager

@@ -15,14 +15,16 @@ import numpy as np
 
 import iclflow
 from iclflow.results.provenance import code_key, describe, stamp
-from iclflow.runs.fused.engine import available
+from iclflow.runs.fused.engine import CPP, CUDA, VMAP
 from iclflow.sweeps.axes import LABEL, Axis
 from iclflow.sweeps.design import Design
 
-FORMAT = 1
+FORMAT = 2  # of the stores that are written; those of format 1 had no checksums, and open too
 # Fields that may differ between cells of one compiled program; along others blocks have one value.
 NUMBERS = {"scale", "rate", "noise", "target_noise", "context", "trace", "momentum"}
 NUMBERS |= {"tolerance", "fixed_fraction", "task_covariance", "task_mean"}
+
+ENGINES = (VMAP, CPP, CUDA)  # a store keeps the place of the one that advanced each cell
 
 Region = tuple[slice, ...]
 Labels = tuple[tuple[str, ...], np.ndarray, dict[str, str]]  # dims, values, attributes
@@ -120,8 +122,8 @@ def _in_order(axis: Axis, first: list[Any], path: Path) -> Axis:
 
 @cache
 def code() -> str:
-    """A hash of the code that computes cells, and the engine of large batches."""
-    return f"{code_key('iclflow.sweeps.compute')} {available()}"
+    """A hash of the code that computes cells."""
+    return code_key("iclflow.sweeps.compute")
 
 
 def content_keys(design: Design) -> np.ndarray:
@@ -133,10 +135,18 @@ def content_keys(design: Design) -> np.ndarray:
         digest = hashlib.sha256(text.encode()).digest()
         points[place] = int.from_bytes(digest[:8], "little")
     seeds = np.arange(design.seed, design.seed + design.seeds, dtype=np.uint64)
-    return _mixed(points[..., None] ^ _mixed(seeds)) | np.uint64(1)
+    return mixed(points[..., None] ^ mixed(seeds)) | np.uint64(1)
 
 
-def _mixed(x: np.ndarray) -> np.ndarray:
+def advanced_by(keys: np.ndarray, engines: np.ndarray) -> np.ndarray:
+    """The keys of cells that these engines advanced (places in `ENGINES`); never 0.
+
+    Engines add in another order, so their cells differ in the last digits and are other cells.
+    """
+    return (keys ^ mixed(engines.astype(np.uint64))) | np.uint64(1)
+
+
+def mixed(x: np.ndarray) -> np.ndarray:
     """A bijection of 64 bits in which every bit depends on every other (SplitMix64)."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
