@@ -116,6 +116,7 @@ def trace_moments(size: int, context: int, count: int) -> tuple[Fraction, ...]:
     - `context`: N, also below D.
     - `count`: the highest power k.
 
+    >>> from iclflow.losses.wishart import trace_moments
     >>> [str(m) for m in trace_moments(4, 31, 2)]
     ['1', '1', '36/31']
     """

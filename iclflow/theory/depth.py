@@ -79,6 +79,8 @@ def best_tied(moments: Moments, layers: int) -> BestSteps:
     - `moments`: m_0 … m_2L.
     - `layers`: L.
 
+    >>> from iclflow.losses.wishart import trace_moments
+    >>> from iclflow.theory.depth import best_tied
     >>> round(best_tied(trace_moments(4, 31, 4), 2).loss, 6)
     0.039446
     """
@@ -109,6 +111,8 @@ def best_untied(moments: Moments, layers: int) -> BestSteps:
     - `moments`: m_0 … m_2L.
     - `layers`: L.
 
+    >>> from iclflow.losses.wishart import trace_moments
+    >>> from iclflow.theory.depth import best_untied
     >>> round(best_untied(trace_moments(4, 31, 4), 2).loss, 6)
     0.026207
     """
