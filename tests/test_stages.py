@@ -304,7 +304,7 @@ def test_many_seeds_as_one_padded_dataset(clean):
     found = find_stages_of_runs(time, np.stack([loss, flat, cut]), resamples=2)
     data = stages_dataset(found, seeds=[7, 8, 9])
     assert data["level"].dims == ("seed", "stage")
-    assert data["drop_time"].dims == ("seed", "drop")
+    assert data["drop_time"].dims == ("seed", "drop_number")
     assert data["stage_count"].values.tolist() == [5, 1, 3]
     assert data["drop_count"].values.tolist() == [4, 0, 3]
     np.testing.assert_array_equal(np.isfinite(data["level"]).sum("stage"), [5, 1, 3])

@@ -122,8 +122,8 @@ def test_the_atlas_reads_errors_where_they_are():
     measured[2] *= 0.5 / (2 * 0.01)  # in steps
     store = xr.Dataset(
         {
-            "predicted_times": (("case", "seed", "drop"), said),
-            "drop_times": (("case", "seed", "drop"), measured),
+            "predicted_times": (("case", "seed", "drop_number"), said),
+            "drop_times": (("case", "seed", "drop_number"), measured),
             "lyapunov": (("case", "seed"), [[0.0, 0.0], [0.3, 0.4], [np.nan, np.nan]]),
             "regime": (("case", "seed"), [["monotone"] * 2, ["chaotic"] * 2, [""] * 2]),
         },

@@ -91,14 +91,6 @@ def test_covariance_must_be_a_covariance():
     np.testing.assert_allclose(Task.from_covariance(matrix, 5).covariance, matrix, atol=1e-14)
 
 
-def test_spectrum_is_sorted_with_its_eigenvectors():
-    rotation = jnp.asarray(np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0])
-    task = Task([0.2, 0.5, 0.3], 4, rotation=rotation)
-    expected = rotation @ jnp.diag(jnp.asarray([0.2, 0.5, 0.3])) @ rotation.T
-    np.testing.assert_allclose(task.covariance, expected, atol=1e-14)
-    np.testing.assert_allclose(task.spectrum, [0.5, 0.3, 0.2])
-
-
 @pytest.mark.parametrize(
     "law", [Gaussian(), Sphere(), Rademacher(), StudentT(9.0)], ids=lambda x: type(x).__name__
 )

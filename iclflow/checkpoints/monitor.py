@@ -171,12 +171,12 @@ class Monitor:
         )
         data["loss"] = ("loss_step", curve[:, 1], {"long_name": "training loss", "units": "1"})
         data["drop_step"] = (
-            "drop",
+            "drop_number",
             np.array([drop.time for drop in stages.drops], float),
             {"long_name": "middle of a drop of the loss", "units": "1"},
         )
         data["drop_confidence"] = (
-            "drop",
+            "drop_number",
             np.array([drop.confidence for drop in stages.drops], float),
             {"long_name": "confidence", "units": "1"},
         )

@@ -48,7 +48,7 @@ def diagnose_curve(
     for field in ("start", "end", "level", "confidence"):
         values = [getattr(plateau, field) for plateau in stages.plateaus]
         found[field] = ("stage", np.array(values, float))
-    found["drop_time"] = ("drop", np.array([drop.time for drop in stages.drops], float))
+    found["drop_time"] = ("drop_number", np.array([drop.time for drop in stages.drops], float))
     falling = bool(stages.drops) and not stages.drops[-1].complete
     attrs: dict[str, Any] = {"falling": int(falling)}
     levels = np.zeros(0)

@@ -38,8 +38,11 @@ def geometry(models: AbstractModel, task: AbstractTask) -> dict[str, Any]:
 
 
 def _alignment(models: Separate, task: Task) -> Float[np.ndarray, "T D"]:
-    """Share of each eigenvector in the keys of the head that ends up with it; NaN if none does."""
-    basis = task.basis
+    """Share of each eigenvector in the keys of the head that ends up with it; NaN if none does.
+
+    The eigenvectors are in the order of their eigenvalues, largest first.
+    """
+    basis = task.largest_first().basis
 
     def contributions(model: Separate) -> Float[Array, "H D"]:
         return head_contributions(model.values[:, 0, 0], model.keys, model.queries, basis)

@@ -74,7 +74,7 @@ def diagnose_run(
     query) or `parallelism` of the heads (merged). Over `stage`: `start`, `end`, `level`,
     `confidence`, `stage_algorithm`, `stage_margin` (from the mean distances on the plateau), and
     the means `stage_in_context_loss` and `stage_in_weight_loss` of a run that recorded them. Over
-    `drop`: `drop_time` and more (see `stages_dataset`). `on` is a shifted task to compare
+    `drop_number`: `drop_time` and more (see `stages_dataset`). `on` is a shifted task to compare
     predictions on.
 
     - `task`, `init`: what the run was trained on and started from, for runs of `sweep` (a file of

@@ -31,7 +31,8 @@ def film_scene(runs: xr.Dataset, seed: int | None = None) -> xr.Dataset:
     if layer is None or layer.values.shape[2] > 1:
         raise ValueError("only the weights of attention with one output can be animated")
     effective = np.asarray(jax.vmap(lambda m: m.reduced_weights()[0, 0])(layer))
-    basis = _final_basis(effective[-1]) if task is None else np.asarray(task.basis)
+    final = task is None
+    basis = _final_basis(effective[-1]) if final else np.asarray(task.largest_first().basis)
     found: dict[str, Any] = {
         "loss": ("time", run["loss"].values),
         "values": (("time", "head"), np.asarray(layer.values)[..., 0, 0]),

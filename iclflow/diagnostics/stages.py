@@ -130,7 +130,7 @@ def stages_dataset(found: Sequence[Stages], seeds: Sequence[int] | None = None) 
         for field in ("start", "end", "level", "confidence")
     }
     for field in ("time", "start", "end", "size", "complete", "confidence", "p_value"):
-        data[f"drop_{field}"] = (("seed", "drop"), padded(drops, field))
+        data[f"drop_{field}"] = (("seed", "drop_number"), padded(drops, field))
     data["stage_count"] = ("seed", np.array([len(p) for p in plateaus], int))
     data["drop_count"] = ("seed", np.array([len(d) for d in drops], int))
     data["noise"] = ("seed", np.array([s.noise for s in found], float))

@@ -50,7 +50,10 @@ def require_page(settings: Settings) -> Settings:
         )
     spectrum = settings.spectrum
     if not isinstance(spectrum, str) and list(spectrum) != sorted(spectrum, reverse=True):
-        raise ValueError("the page has the eigenvalues largest first; give them in that order")
+        raise ValueError(
+            "the page has the eigenvalues largest first, and in another order a seed is another "
+            "start; give them in that order"
+        )
     size = settings.task().size
     if size > COMPONENTS:
         raise ValueError(f"the page has up to {COMPONENTS} components, got {size}; {INSTEAD}")

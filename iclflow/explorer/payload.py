@@ -34,7 +34,7 @@ def packed(runs: xr.Dataset | Path | str) -> str:
 def payload(runs: xr.Dataset, title: str) -> bytes:
     """One line about the runs, then times and losses as doubles, weights as floats."""
     settings = require_recorded(runs)
-    task = settings.task()
+    task = settings.task().largest_first()  # as the page shows it
     init = settings.initialiser(task)
     runs = in_order(runs).isel(seed=slice(RUNS))
     runs = runs.isel(time=shown(runs["time"].values, runs["loss"].values))
@@ -86,7 +86,10 @@ def require_recorded(runs: xr.Dataset) -> Settings:
     more = {"loss": "auto", "blocks": "auto", "data_seed": 1, "batch": None, "fresh": False}
     if settings.fixed_fraction > 0:
         more["blocks"] = settings.blocks  # its page has every block
-    require_page(dataclasses.replace(settings, **free, **more))
+    # The weights are recorded, so the axes of the task may be shown in another order.
+    ordered = tuple(settings.task().largest_first().spectrum.tolist())
+    size = {"spectrum": ordered, "dim": None, "trace": None}
+    require_page(dataclasses.replace(settings, **free, **more, **size))
     return settings
 
 

@@ -30,7 +30,7 @@ def laws_figure(data: xr.Dataset, *, title: str = "") -> Figure:
     with style():
         figure = Figure(figsize=(COLUMN * 1.35, COLUMN * 0.85))
         axes = figure.subplots()
-        for drop in range(data.sizes["drop"]):
+        for drop in range(data.sizes["drop_number"]):
             for source, (stroke, width) in strokes.items():
                 law = data["law"].sel(source=source).isel({"drop": drop}).values
                 colour = mode_colour(drop) if source != "theory" else "black"

@@ -54,6 +54,16 @@ def load(path: Path | str) -> xr.Dataset:
         return dataset.load()
 
 
+def with_present_names(dataset: xr.Dataset) -> xr.Dataset:
+    """A Dataset of an earlier version under the names of this one.
+
+    The dimension over the drops of a run was called `drop` until 0.2. xarray has an argument of
+    that name: `isel(drop=0)` did not select the first drop, it selected nothing.
+    """
+    old = "drop" in dataset.dims and "drop_number" not in dataset.dims
+    return dataset.rename(drop="drop_number") if old else dataset
+
+
 @contextmanager
 def opened(path: Path | str) -> Iterator[xr.Dataset]:
     """A Dataset that is not read yet; what goes wrong inside the block is the file's fault."""
@@ -63,7 +73,7 @@ def opened(path: Path | str) -> Iterator[xr.Dataset]:
     failure, hook = "", sys.unraisablehook
     try:
         with xr.open_dataset(path, engine="h5netcdf") as dataset:
-            yield dataset
+            yield with_present_names(dataset)
     except MemoryError:
         raise
     except Exception as error:  # damaged bytes raise almost anything

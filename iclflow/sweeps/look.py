@@ -21,6 +21,10 @@ def look(store: xr.Dataset, x: str, y: str, colour: str | None, path: Path | str
     """
     for name in (x, y, *(() if colour is None else (colour,))):
         require_choice(f"variable in {path}", name, [str(n) for n in store.variables])
+    if y in store.coords:
+        raise ValueError(
+            f"{y} is an axis of the sweep; --y needs a number of each run, as final_loss"
+        )
     try:
         whole = store[[x, y, *([] if colour is None else [colour])]].load()
     except Exception as error:  # damaged bytes raise almost anything
@@ -42,7 +46,12 @@ def look(store: xr.Dataset, x: str, y: str, colour: str | None, path: Path | str
     if colour is not None:
         whole = whole.swap_dims({whole[colour].dims[0]: "_colour"})
     found = whole[y] if colour is not None else _alone(whole[y], "_colour")
-    label = {"x": x, "y": y, "colour": colour or "", "kind": kinds[0] if kinds else ""}
+    label = {
+        "x": x,
+        "y": y,
+        "colour": colour or "",
+        "kind": kinds[0].removesuffix("_number") if kinds else "",
+    }
     label |= {f"{n}_label": _label(whole[v]) for n, v in (("x", x), ("y", y))}
     if on is not None and on != DRAW:
         others = [d for d in found.dims if d not in ("_colour", "_kind", on)]

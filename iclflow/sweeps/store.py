@@ -18,6 +18,7 @@ import numpy as np
 import xarray as xr
 
 from iclflow.results.files import saying_full
+from iclflow.results.netcdf import with_present_names
 from iclflow.runs.labels import OUTCOMES, attributes
 from iclflow.sweeps.compute import Answer
 from iclflow.sweeps.design import Design
@@ -388,7 +389,7 @@ def load(path: Path | str, *, check: bool = True) -> xr.Dataset:
                 f"own command computes them again"
             )
     try:
-        return xr.open_zarr(path, chunks=None)
+        return with_present_names(xr.open_zarr(path, chunks=None))
     except Exception as error:  # damaged bytes raise almost anything
         raise ValueError(f"{path} is damaged: {' '.join(str(error).split())[:120]}") from None
 

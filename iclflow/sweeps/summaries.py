@@ -139,11 +139,16 @@ CLOCK = "t/τ (training steps of Adam and momentum, which keep no time)"
 Kind = tuple[Callable[[Finished], np.ndarray], tuple[str, ...], str, str]
 KINDS: dict[str, Kind] = {
     "final_loss": (final_loss, (), "last loss $L$", "1"),
-    "drop_times": (measured_times, ("drop",), "drop times, halfway down", CLOCK),
-    "plateau_lengths": (plateau_lengths, ("drop",), "length of the plateau before a drop", CLOCK),
+    "drop_times": (measured_times, ("drop_number",), "drop times, halfway down", CLOCK),
+    "plateau_lengths": (
+        plateau_lengths,
+        ("drop_number",),
+        "length of the plateau before a drop",
+        CLOCK,
+    ),
     "detected_times": (detected_times, ("detected",), "drops found by the stage detector", CLOCK),
-    "predicted_times": (predicted_times, ("drop",), "drop times by theory", CLOCK),
-    "prediction_error": (prediction_error, ("drop",), "relative error of the theory", "1"),
+    "predicted_times": (predicted_times, ("drop_number",), "drop times by theory", CLOCK),
+    "prediction_error": (prediction_error, ("drop_number",), "relative error of the theory", "1"),
     "algorithm": (algorithm, (), "in-context algorithm at the end", "1"),
     "lyapunov": (lyapunov, (), "largest Lyapunov exponent a step, at the end", "1"),
     "regime": (regime, (), "how descent ends: " + ", ".join(REGIMES), "1"),

@@ -54,8 +54,13 @@ class Draw(eqx.Module):
 class Task(AbstractTask):
     """In-context linear regression: x ~ (0, Λ), W afresh for each prompt, y = W x.
 
-    `Λ = E diag(λ) Eᵀ` with eigenvalues `spectrum` (largest first) and eigenvectors the columns
-    of `basis`. N = `context` counts the labelled pairs; the query is not counted.
+    `Λ = E diag(λ) Eᵀ` with eigenvalues `spectrum`, in the order in which they were given, and
+    eigenvectors the columns of `basis`. N = `context` counts the labelled pairs; the query is not
+    counted.
+
+    The order of the eigenvalues is that of the coordinate axes: two tasks with the same
+    eigenvalues in another order are two tasks, and a shifted covariance is one of them. What needs
+    the eigenvalues in order takes those of `largest_first()`.
     """
 
     spectrum: Float[Array, " D"]
@@ -85,7 +90,8 @@ class Task(AbstractTask):
     ) -> None:
         """State the task.
 
-        - `spectrum`: the eigenvalues λ; zeros and equal ones are allowed.
+        - `spectrum`: the eigenvalues λ, one per axis and in any order; zeros and equal ones are
+          allowed.
         - `context`: the number of labelled pairs N.
         - `rotation`: the eigenvectors, as a matrix of columns or a key to draw them with; the
           coordinate axes if omitted.
@@ -105,9 +111,7 @@ class Task(AbstractTask):
                 f"{spectrum.shape}; for example [0.4, 0.3, 0.2, 0.1]"
             )
         size = spectrum.size
-        self.spectrum, self.basis = _largest_first(spectrum, _basis(rotation, size))
-        if rotation is None:
-            self.basis = _basis(None, size)
+        self.spectrum, self.basis = spectrum, _basis(rotation, size)
         self.inputs = Gaussian() if inputs is None else inputs
         law = Normal() if tasks is None else tasks
         self.tasks = require_kind("tasks", law, AbstractTaskVectors, TASKS).bind(self.basis)
@@ -119,6 +123,11 @@ class Task(AbstractTask):
         self.context_labels = context_labels
 
     def __check_init__(self) -> None:
+        if self.spectrum.shape != self.basis.shape[1:]:
+            raise ValueError(
+                f"this task has {self.basis.shape[1]} axes, one eigenvalue per axis is needed, got "
+                f"shape {self.spectrum.shape}; another dimension is another Task"
+            )
         require_kind("inputs", self.inputs, AbstractInputs, "a law of inputs, such as Sphere()")
         require_kind("normaliser", self.normaliser, Normaliser, "")
         require_kind("context_labels", self.context_labels, ContextLabels, "")
@@ -133,7 +142,10 @@ class Task(AbstractTask):
 
     @classmethod
     def from_covariance(cls, covariance: Values, context: int, **options: Any) -> Self:
-        """The task whose Λ is a given symmetric positive semidefinite matrix."""
+        """The task whose Λ is a given symmetric positive semidefinite matrix.
+
+        A matrix has no order of its eigenvalues; the task has them largest first.
+        """
         matrix = np.asarray(require_real("covariance", covariance))
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ValueError(f"a covariance must be a square matrix, got shape {matrix.shape}")
@@ -144,7 +156,20 @@ class Task(AbstractTask):
             raise ValueError(
                 f"a covariance must be positive semidefinite, got eigenvalue {values[0]:.3g}"
             )
-        return cls(values.clip(min=0.0), context, rotation=jnp.asarray(vectors), **options)
+        values = values.clip(min=0.0)
+        order = np.argsort(-values, kind="stable")
+        rotation = jnp.asarray(vectors[:, order])
+        return cls(values[order], context, rotation=rotation, **options)
+
+    def largest_first(self) -> Self:
+        """The same law of prompts, with eigenvalues and eigenvectors in descending order.
+
+        >>> import iclflow as icl
+        >>> icl.Task(spectrum=[0.1, 0.4, 0.2], context=31).largest_first().spectrum.tolist()
+        [0.4, 0.2, 0.1]
+        """
+        order = np.argsort(-np.asarray(self.spectrum), kind="stable")
+        return self.replace(spectrum=self.spectrum[order], basis=self.basis[:, order])
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed (checked again)."""
@@ -247,14 +272,6 @@ def require_task(task: AbstractTask, what: str) -> Task:
             f"{type(task).__name__}; sample prompts instead, for example Moments.sample"
         )
     return task
-
-
-@jax.jit  # one compilation for the set-up, not one an operation
-def _largest_first(
-    spectrum: Float[Array, " D"], basis: Float[Array, "D D"]
-) -> tuple[Float[Array, " D"], Float[Array, "D D"]]:
-    order = jnp.argsort(-spectrum, stable=True)
-    return spectrum[order], basis[:, order]
 
 
 def _basis(rotation: Any, size: int) -> Float[Array, "D D"]:

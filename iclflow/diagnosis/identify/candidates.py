@@ -90,7 +90,7 @@ def component_sets(task: Task, modes: Modes) -> dict[str, tuple[int, ...]]:
             name: tuple(range(m))
             for m, name in enumerate([*names, LEAST_SQUARES][: modes.rank], start=1)
         }
-    overlap = np.abs(np.asarray(task.basis).T @ np.asarray(modes.right))
+    overlap = np.abs(np.asarray(task.largest_first().basis).T @ np.asarray(modes.right))
     component = linear_sum_assignment(-overlap.T)[1]
     gain, eigenvalue = np.asarray(modes.g), np.asarray(modes.eigenvalue)
     for group in map(list, modes.groups(ALIKE)):  # equal in all: any of them may be the first
@@ -120,7 +120,7 @@ def partial_group(modes: Modes, chosen: tuple[int, ...]) -> tuple[int, ...]:
 
 def _best_descent(task: Task, steps: int, prompts: StackedPrompts) -> GradientSteps:
     """`steps` steps of plain descent at the rate with the least loss on the prompts."""
-    largest = float(task.spectrum[0]) * LengthMoments.of(task).pairs
+    largest = float(jnp.max(task.spectrum)) * LengthMoments.of(task).pairs
     rates = np.geomspace(0.05, 2.0, 40) / (largest if largest > 0 else 1.0)
     matrices = jnp.asarray(rates[:, None, None] * np.eye(task.size))
     stacked = jax.vmap(lambda matrix: GradientSteps(matrix, steps))(matrices)

@@ -48,7 +48,7 @@ def claims_fig8(data: xr.Dataset) -> list[Claim]:
 
 
 def _rank_claims(name: str, data: xr.Dataset) -> list[Claim]:
-    levels, modes = data["levels"].values, data.sizes["drop"]
+    levels, modes = data["levels"].values, data.sizes["drop_number"]
     ratios, gaps = {}, []
     for rank in data["rank"].values.tolist():
         dwell = _dwell(data, rank)
@@ -115,7 +115,7 @@ def controls_fig8(data: xr.Dataset) -> dict[str, xr.Dataset]:
 def _rank_controls(name: str, data: xr.Dataset) -> dict[str, xr.Dataset]:
     """Drops at even distances; every head grown; levels a step off; ends too high."""
     times, step = data["drop_times"], float(np.abs(np.diff(data["levels"])).min())
-    even = times * 0 + 500.0 * (1 + np.arange(data.sizes["drop"]))
+    even = times * 0 + 500.0 * (1 + np.arange(data.sizes["drop_number"]))
     return {
         f"{name}-rank-rule": data.assign(drop_times=even),
         f"{name}-heads": data.assign(values=data["values"] + 2 * _half_grown(data)),
@@ -132,7 +132,7 @@ def _heads_claim(name: str, data: xr.Dataset) -> Claim:
         right += [count == -(-m // rank) for m, _, count in _plateaus(data, rank)]
         ended = np.sum(np.abs(run["values"].values[:, -1]) > half, axis=-1)
         done = np.isfinite(run["drop_times"].values[:, -1])
-        right += (ended[done] == -(-data.sizes["drop"] // rank)).tolist()
+        right += (ended[done] == -(-data.sizes["drop_number"] // rank)).tolist()
     return near(
         f"{name}-heads", "a new value weight grows for every R modes, none in between",
         "Section 5, App. E.4", 1.0, float(np.mean(right)) if right else float("nan"), 0.1,

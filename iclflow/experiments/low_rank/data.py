@@ -216,9 +216,9 @@ def _labelled(
         "clock": (("rank", "point"), clock, r"training time $t/\tau$"),
         "loss": (("rank", "seed", "point"), loss, "training loss $L$"),
         "values": (("rank", "seed", "point", "head"), runs["values"], "value weights $v_i$"),
-        "spectrum": (("drop",), task.spectrum, r"eigenvalues $\lambda_d$"),
+        "spectrum": (("drop_number",), task.spectrum, r"eigenvalues $\lambda_d$"),
         "levels": (("plateau",), levels, "plateau level $L(M_m)$ (24)"),
-        "drop_times": (("rank", "seed", "drop"), times, "middle of each drop, $t/\\tau$"),
+        "drop_times": (("rank", "seed", "drop_number"), times, "middle of each drop, $t/\\tau$"),
     }
     settings = {
         "figure": name,

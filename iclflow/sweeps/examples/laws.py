@@ -37,7 +37,10 @@ def answer(example: Example, store: xr.Dataset, design: Design) -> Answer:
         for other in (theory.times, theory.paper)
     ])  # fmt: skip
     data = xr.Dataset(
-        {"law": (("source", "drop", "time"), laws), "distance": (("of", "drop"), distances)},
+        {
+            "law": (("source", "drop_number", "time"), laws),
+            "distance": (("of", "drop_number"), distances),
+        },
         {"time": grid, "source": ["simulated", "theory", "(73)"], "of": ["theory", "(73)"]},
     )
     lines = [
