@@ -10,8 +10,10 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from theory_tasks import FEW, NAMES, key, random_covariance, random_task, seeds, tasks
 
+from iclflow.dynamics import Descent
 from iclflow.losses import Population
 from iclflow.models import Merged, Separate
+from iclflow.runs.simulate import simulate
 from iclflow.tasks.task import ContextLabels, Task
 from iclflow.tasks.task_vectors import Normal
 from iclflow.theory import (
@@ -37,14 +39,14 @@ def close(a, b, tolerance=TOLERANCE):
 
 @jax.jit
 def autodiff_hessian(population, model):
-    """The Hessian of L/2 by forward over reverse differentiation."""
+    """The Hessian of L by forward over reverse differentiation."""
     flat, unravel = ravel_pytree(model)
-    return jax.hessian(lambda w: population(unravel(w)) / 2)(flat)
+    return jax.hessian(lambda w: population(unravel(w)))(flat)
 
 
 @jax.jit
 def autodiff_product(population, model, direction):
-    gradient = jax.grad(lambda m: population(m) / 2)
+    gradient = jax.grad(lambda m: population(m))
     return jax.jvp(gradient, (model,), (direction,))[1]
 
 
@@ -86,6 +88,15 @@ def test_dense_hessian():
         close(hessian_matrix(model, task), autodiff_hessian(Population(task), model), 1e-12)
 
 
+def test_a_run_records_the_sharpness_of_the_same_hessian():
+    """The largest eigenvalue that a run records is that of `hessian_matrix`, not twice or half."""
+    task = tasks()["paper"]
+    model = Separate.initialiser(task, heads=2, scale=1.0)(key(0))
+    run = simulate(Population(task), model, Descent(0.1), saveat=[0], record=["sharpness"])
+    dense = np.linalg.eigvalsh(np.asarray(hessian_matrix(model, task)))
+    assert float(run["sharpness"][0]) == pytest.approx(dense[-1], rel=1e-9)
+
+
 def check(found, population):
     """Everything a Stability says, against the Hessian by automatic differentiation."""
     matrix = np.asarray(autodiff_hessian(population, found.model))
@@ -93,11 +104,11 @@ def check(found, population):
     close(found.eigenvalues, literal)
     negative = literal[literal < -1e-9]
     assert found.index == negative.size
-    close(found.rates, -negative)
+    close(found.rates, -negative / 2)
     for number in range(found.index):
         vector = ravel_pytree(found.direction(number))[0]
         close(jnp.linalg.norm(vector), 1.0)
-        close(matrix @ vector, -float(found.rates[number]) * np.asarray(vector))
+        close(matrix @ vector, -2 * float(found.rates[number]) * np.asarray(vector))
 
 
 @pytest.mark.parametrize("name", some(NAMES, *FEW))
@@ -197,7 +208,7 @@ def test_third_order_escape(name):
 
 
 def test_off_minimal_norm_the_index_changes():
-    """v = 0, q = 0, k ≠ 0: one eigenvalue -|A_Sᵀ k|."""
+    """v = 0, q = 0, k ≠ 0: one eigenvalue -2 |A_Sᵀ k|."""
     task = tasks()["paper"]
     point = saddle_path(task)[1]
     model = point.weights(2)
@@ -205,7 +216,7 @@ def test_off_minimal_norm_the_index_changes():
     moved = Separate(values=model.values, keys=model.keys.at[1, 0].set(k), queries=model.queries)
     literal = np.linalg.eigvalsh(np.asarray(hessian_matrix(moved, task)))
     assert np.sum(literal < -1e-9) == 1
-    close(literal[0], -jnp.linalg.norm(point.residual.T @ k))
+    close(literal[0], -2 * jnp.linalg.norm(point.residual.T @ k))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -241,11 +252,11 @@ def check_merged(found, population):
     close(found.eigenvalues, literal)
     negative = literal[literal < -1e-9]
     assert found.index == negative.size
-    close(found.rates, -negative)
+    close(found.rates, -negative / 2)
     for number in range(found.index):
         vector = ravel_pytree(found.direction(number))[0]
         close(jnp.linalg.norm(vector), 1.0)
-        close(matrix @ vector, -float(found.rates[number]) * np.asarray(vector))
+        close(matrix @ vector, -2 * float(found.rates[number]) * np.asarray(vector))
 
 
 def test_nothing_to_learn():
@@ -268,7 +279,7 @@ def test_large_dimension():
     close(found.cubic_gain, lam[100] ** 2)
     off = separate_stability(FixedPoint.of(modes, range(100, 200)), heads=200)
     assert off.index == 100 * 100
-    assert float(off.eigenvalues[0]) == -float(off.rates[0]) < 0
+    assert float(off.eigenvalues[0]) == -2 * float(off.rates[0]) < 0
     merged = merged_stability_at_minimum(modes, 2)
     assert bool(jnp.all(jnp.isfinite(merged.eigenvalues)))
     mixed = Modes.of(Task(lam, 50, tasks=Normal(covariance=random_covariance(0, 200))))

@@ -225,7 +225,8 @@ def test_flow_and_adam():
     one = simulate(LOSS, INIT(jax.random.key(1)), Flow(), until=20.0)
     np.testing.assert_allclose(flow["loss"][1], one.loss, rtol=1e-7)
     adam = sweep(LOSS, INIT, Descent(0.01, Adam()), until=20, seeds=1)
-    assert np.isnan(adam["time"]).all()
+    assert adam["time"].attrs["long_name"] == "training steps"
+    np.testing.assert_array_equal(adam["time"], adam["step"])
     assert adam["step"][-1] == 20
 
 

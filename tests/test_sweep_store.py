@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import warnings
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from iclflow.sweeps import compute as computing
 from iclflow.sweeps import execute, layout
 from iclflow.sweeps.design import Design
 from iclflow.sweeps.execute import run
+from iclflow.sweeps.look import look
 from iclflow.sweeps.store import SweepStore, checksums, load
 
 zarr = pytest.importorskip("zarr", reason="the extra sweep is not installed")
@@ -498,3 +500,21 @@ def test_a_design_survives_a_change_of_its_order(whole, tmp_path):
 
 def test_designs_are_plain_values():
     assert dataclasses.replace(design(), seeds=5).shape == (2, 5)
+
+
+def test_a_store_of_an_earlier_version_has_the_name_of_this_one(whole, tmp_path):
+    """The dimension over drops was called `drop`, which is an argument of xarray's `isel`."""
+    old = xr.Dataset({"drop_times": (("seed", "drop"), np.ones((2, 3)))}, attrs={"sweep_format": 1})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # consolidated metadata are not in the standard yet
+        old.to_zarr(tmp_path / "old.zarr", zarr_format=3, consolidated=True)
+    old.to_netcdf(tmp_path / "old.nc", engine="h5netcdf")
+    for found in (load(tmp_path / "old.zarr"), icl.load(tmp_path / "old.nc")):
+        assert found["drop_times"].dims == ("seed", "drop_number")
+        assert found["drop_times"].isel(drop_number=0).dims == ("seed",)
+    assert "drop" not in whole.dims
+
+
+def test_an_axis_is_nothing_to_plot_against_an_axis(whole):
+    with pytest.raises(ValueError, match="scale is an axis of the sweep; --y needs a number of"):
+        look(whole, "seed", "scale", None, "s.zarr")

@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from iclflow.diagnosis.runs import run_settings, select_run
+from iclflow.dynamics import Descent
 from iclflow.models import AbstractLinearModel
 from iclflow.runs.labels import attributes
 from iclflow.runs.record import QUANTITIES, FixedPointDistance, measure_after, recorded_models
@@ -30,16 +31,17 @@ def measure_along(runs: xr.Dataset, *, seed: int | None = None) -> xr.Dataset:
         raise ValueError(f"the loss of each seed differs (vary is {settings.vary}); use weights")
     study = Study.of(settings)
     models = recorded_models(run, study.init)
-    rate = getattr(study.dynamics, "rate", None)
+    dynamics = study.dynamics
+    rates = dynamics.rate_at(run["step"].values) if isinstance(dynamics, Descent) else None
     names = ("conserved_drift", "sharpness", "top_eigenvalues")
-    names += () if rate is None else ("rate_times_sharpness",)
+    names += () if rates is None else ("rate_times_sharpness",)
     distance = None
     if settings.fixed_fraction == 0 and isinstance(models, AbstractLinearModel):
         distance = FixedPointDistance.of(study.task)
 
     @eqx.filter_jit
     def measure(models: Any, loss: Any, distance: Any) -> dict[str, Any]:
-        found = measure_after(names, models, loss, rate, times=None, products=PRODUCTS)
+        found = measure_after(names, models, loss, rates, times=None, products=PRODUCTS)
         gradient = QUANTITIES["gradient_norm"].function
         assert gradient is not None
         found["gradient_norm"] = jax.lax.map(lambda model: gradient(model, loss), models)

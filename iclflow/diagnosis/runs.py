@@ -13,7 +13,7 @@ from iclflow.diagnosis.identify import best_match, identify
 from iclflow.diagnosis.padding import pad_seeds
 from iclflow.diagnostics import Clock, Stages, find_stages, stages_dataset
 from iclflow.models import AbstractInitialiser, AbstractModel
-from iclflow.runs.labels import in_order
+from iclflow.runs.labels import STEPS, TIME, in_order, is_timed
 from iclflow.runs.record import recorded_models
 from iclflow.study.settings import Settings
 from iclflow.tasks.base import AbstractTask
@@ -134,8 +134,8 @@ def task_of(run: xr.Dataset, settings: Settings) -> Task:
 
 def clock_of(run: xr.Dataset) -> tuple[str, np.ndarray, dict[str, str]]:
     """The coordinate `time`: t/τ, or steps where the optimiser keeps no time."""
-    timed = "time" in run.coords and bool(np.all(np.isfinite(run["time"].values)))
-    named = {"long_name": r"training time $t/\tau$" if timed else "training steps"}
+    timed = is_timed(run)
+    named = {"long_name": TIME if timed else STEPS}
     return "time", run["time" if timed else "step"].values.astype(float), named
 
 

@@ -41,9 +41,24 @@ def first_crossing(time: Any, curve: Any, level: float) -> float:
     return float(first_crossings(time, curve, np.asarray([level]))[0])
 
 
-def first_crossings(time: Any, curves: Any, levels: np.ndarray) -> np.ndarray:
-    """`first_crossing` of many curves [..., T] and levels [..., m]."""
-    times, values = np.broadcast_arrays(np.asarray(time, float), np.asarray(curves, float))
+def first_crossings(time: Any, curves: Any, levels: Any) -> np.ndarray:
+    """`first_crossing` of many curves [..., T] and levels, [m] for all curves or [..., m].
+
+    - `time`: the times of the points, [T] for all curves or [..., T].
+    - `curves`: the values of the curves.
+    - `levels`: the levels to be crossed from above; a list will do.
+    """
+    levels = np.asarray(levels, float)
+    try:
+        times, values = np.broadcast_arrays(np.asarray(time, float), np.asarray(curves, float))
+        np.broadcast_shapes(values.shape[:-1], levels.shape[:-1])
+    except ValueError:
+        raise ValueError(
+            f"times {np.shape(time)}, curves {np.shape(curves)} and levels {levels.shape} do not "
+            f"go together; curves are [..., T], levels [m] or [..., m] with the same leading axes"
+        ) from None
+    if levels.ndim == 0:
+        raise ValueError("levels must be a list, got a number; for one level use first_crossing")
     below = values[..., None, :] < levels[..., :, None]
     after = np.argmax(below, axis=-1)  # 0 where there is none, and where the curve begins below
     before = np.maximum(after - 1, 0)

@@ -39,9 +39,14 @@ class AbstractDynamics(eqx.Module):
     ) -> Trajectory:
         """Run from `state` to the last mark, recording at every mark; pure, one run."""
 
+    @property
+    def keeps_time(self) -> bool:
+        """Whether training follows the clock of gradient flow, t/τ."""
+        return True
+
     @abc.abstractmethod
-    def clock(self, marks: ArrayLike) -> Any:
-        """The time t/τ at the marks; NaN where steps keep no time."""
+    def time(self, marks: ArrayLike) -> Any:
+        """The time at the marks: t/τ, or the number of steps where no such clock is kept."""
 
     @abc.abstractmethod
     def spread(self, until: float, count: int) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Discrete training: gradient descent and its relatives, step by step."""
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -18,6 +19,7 @@ from iclflow.models import AbstractModel
 from iclflow.results.trajectory import RESULTS, Trajectory, log_steps
 
 EXPLODED = 1e6  # a loss this many times its start (plus one) will not come back
+LONGEST = 2**26  # steps of a schedule that are searched for a time
 
 
 class Run(eqx.Module):
@@ -70,21 +72,31 @@ class DescentState(eqx.Module):
 
 
 class Descent(AbstractDynamics):
-    """Updates at learning rate η; gradient descent advances t/τ by 2η a step (10).
+    """Updates at learning rate η; gradient descent advances t/τ by 2η per step (10).
 
-    - `rate`: the learning rate η.
+    - `rate`: the learning rate η. It may change during training: a schedule of Optax, or any
+      function of the number of steps made so far, which is an array of one whole number.
     - `optimiser`: the update rule; gradient descent if omitted. A function of Optax that makes
       one at a given rate, such as `optax.lion`, is taken as `Optax(optax.lion)`.
+
+    Under a schedule gradient descent keeps the exact clock t/τ = 2 Σ ηₛ over the steps made.
+
+    >>> import optax, iclflow as icl
+    >>> descent = icl.Descent(optax.linear_schedule(0.2, 0.0, transition_steps=100))
+    >>> round(float(descent.time(100)), 6)
+    20.2
+    >>> int(descent.steps(20.0))
+    91
     """
 
     shared = ("step",)
 
-    rate: Float[Array, ""]
+    rate: Float[Array, ""] | Callable[[Any], Any]
     optimiser: AbstractOptimiser
 
-    def __init__(self, rate: ArrayLike, optimiser: Any = None) -> None:
-        """Rate η and update rule."""
-        self.rate = jnp.asarray(rate, dtype=float)
+    def __init__(self, rate: ArrayLike | Callable[[Any], Any], optimiser: Any = None) -> None:
+        """Rate η, or a function of the step, and update rule."""
+        self.rate = rate if callable(rate) else jnp.asarray(rate, dtype=float)
         optimiser = GradientDescent() if optimiser is None else optimiser
         made = isinstance(optimiser, optax.GradientTransformation)
         if made or (callable(optimiser) and not isinstance(optimiser, AbstractOptimiser)):
@@ -92,7 +104,9 @@ class Descent(AbstractDynamics):
         self.optimiser = optimiser
 
     def __check_init__(self) -> None:
-        if not isinstance(self.rate, Tracer) and not np.all(
+        if callable(self.rate):
+            _require_schedule(self.rate)
+        elif not isinstance(self.rate, Tracer) and not np.all(
             np.isfinite(self.rate) & (np.asarray(self.rate) > 0)
         ):
             raise ValueError(f"the rate must be a positive number, got {self.rate}")
@@ -102,9 +116,47 @@ class Descent(AbstractDynamics):
                 f"steps is said to simulate or sweep: until=10_000"
             )
 
-    def clock(self, marks: ArrayLike) -> Float[Array, " T"]:
-        each = 2 * self.rate if self.optimiser.keeps_time else jnp.nan
-        return each * jnp.asarray(marks, self.rate.dtype)
+    @property
+    def keeps_time(self) -> bool:
+        return self.optimiser.keeps_time
+
+    def rate_at(self, step: ArrayLike) -> Float[Array, "*steps"]:
+        """The learning rate η of the step that follows so many steps."""
+        if callable(self.rate):
+            each = jnp.vectorize(lambda s: jnp.asarray(self.rate(s), float))  # pyright: ignore
+            return each(jnp.asarray(step))
+        return jnp.broadcast_to(self.rate, jnp.shape(step))
+
+    def time(self, marks: ArrayLike) -> Float[Array, "*T"]:
+        if not self.keeps_time:
+            return jnp.asarray(marks, float)
+        if not callable(self.rate):
+            return 2 * self.rate * jnp.asarray(marks, self.rate.dtype)
+        flat = jnp.asarray(marks)
+        return _elapsed(self.rate_at, flat.reshape(-1)).reshape(flat.shape)
+
+    def steps(self, time: ArrayLike) -> Any:
+        """The first whole step at which the clock shows `time` or more.
+
+        The inverse of `time`: of t/τ where the update rule keeps it, of steps where it does not.
+        """
+        wanted = np.asarray(time, float)
+        if not self.keeps_time or not callable(self.rate):
+            each = 1.0 if not self.keeps_time else 2 * float(self.rate)  # pyright: ignore
+            # A time that was computed from a whole step is that step, whatever its rounding.
+            return np.ceil(wanted / each * (1 - 1e-12)).astype(int)
+        count = 1024
+        while True:
+            rates = np.asarray(jax.jit(self.rate_at)(jnp.arange(count)), float)
+            shown = np.concatenate([[0.0], 2 * np.cumsum(rates)])
+            if shown[-1] >= wanted.max(initial=0.0):
+                return np.searchsorted(shown, wanted * (1 - 1e-12))
+            if count >= LONGEST:
+                raise ValueError(
+                    f"under this schedule t/τ is {shown[-1]:.6g} after {count:,} steps, asked for "
+                    f"is {wanted.max():g}; the rate may end at zero before"
+                )
+            count *= 4
 
     def spread(self, until: float, count: int) -> np.ndarray:
         return log_steps(int(until), count)
@@ -122,7 +174,7 @@ class Descent(AbstractDynamics):
         first = loss(model)
         run = Run(
             model=model,
-            optimiser=self.optimiser.transformation(self.rate).init(
+            optimiser=self.optimiser.transformation(self.rate_at(0)).init(
                 eqx.filter(model, eqx.is_inexact_array)
             ),
             key=key,
@@ -152,12 +204,13 @@ class Descent(AbstractDynamics):
         dynamic, values = jax.lax.scan(to_mark, dynamic, marks)
         state = eqx.combine(dynamic, static)
         return Trajectory(
-            time=self.clock(marks),
+            time=self.time(marks),
             step=marks,
             record=values,
             result=state.run.result,
             stopped=state.stopped,
             state=state,
+            timed=self.keeps_time,
         )
 
     def update(self, loss: AbstractLoss, state: DescentState) -> DescentState:
@@ -173,7 +226,7 @@ class Descent(AbstractDynamics):
         run = state.run
         batch = loss.draw(jax.random.fold_in(run.key, state.step))
         value, gradient = eqx.filter_value_and_grad(lambda m: batch(m))(run.model)
-        transformation = self.optimiser.transformation(self.rate)
+        transformation = self.optimiser.transformation(self.rate_at(state.step))
         updates, optimiser = transformation.update(
             gradient, run.optimiser, eqx.filter(run.model, eqx.is_inexact_array)
         )
@@ -194,3 +247,50 @@ class Descent(AbstractDynamics):
 def _select(condition: Bool[Array, ""], new: Any, old: Any) -> Any:
     """`new` where the condition holds, else `old`; what did not change needs no test."""
     return jax.tree.map(lambda a, b: a if a is b else jnp.where(condition, a, b), new, old)
+
+
+def _require_schedule(schedule: Callable[[Any], Any]) -> None:
+    """Raise `ValueError` unless a function gives a learning rate at a traced step."""
+    needed = "the rate must be a positive number, or a function of the step that returns one"
+    try:
+        found = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), int))
+    except jax.errors.TracerBoolConversionError:
+        raise ValueError(
+            f"{needed}; this one decides with `if`, which is compiled once for all steps: use "
+            f"jnp.where(step < 1000, 0.2, 0.1)"
+        ) from None
+    except Exception as error:  # a function of the user's may raise anything
+        reason = " ".join(str(error).split())[:120]
+        raise ValueError(f"{needed}; {type(error).__name__}: {reason}") from None
+    leaves = jax.tree.leaves(found)
+    if len(leaves) != 1 or getattr(leaves[0], "shape", None) != ():
+        raise ValueError(f"{needed}, got {type(found).__name__}; an optimiser comes second")
+    first = float(schedule(0))
+    if not (np.isfinite(first) and first >= 0):
+        raise ValueError(f"{needed}, got {first:g} at step 0")
+
+
+def _elapsed(rate_at: Callable[[Array], Array], marks: Int[Array, " T"]) -> Float[Array, " T"]:
+    """2 Σ ηₛ over the steps before each mark, in one pass over the steps.
+
+    The sum is compensated (Neumaier), so that it is correct to the last bit however many steps
+    there are: a constant schedule shows the same time as a constant rate.
+    """
+
+    def add(carry: Any) -> Any:
+        step, total, lost = carry
+        term = 2 * rate_at(step)
+        whole = total + term
+        large = jnp.abs(total) >= jnp.abs(term)
+        lost = lost + jnp.where(large, (total - whole) + term, (term - whole) + total)
+        return step + 1, whole, lost
+
+    def to_mark(carry: Any, mark: Int[Array, ""]) -> Any:
+        step, _, _ = carry
+        carry = repeat(add, carry, jnp.maximum(mark - step, 0))
+        return carry, carry[1] + carry[2]
+
+    zero = jnp.zeros((), float)
+    order = jnp.argsort(marks)
+    found = jax.lax.scan(to_mark, (jnp.zeros((), marks.dtype), zero, zero), marks[order])[1]
+    return jnp.zeros_like(found).at[order].set(found)

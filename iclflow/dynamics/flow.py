@@ -61,7 +61,7 @@ class Flow(AbstractDynamics):
             )
         return loss.admits(model)
 
-    def clock(self, marks: ArrayLike) -> Any:
+    def time(self, marks: ArrayLike) -> Any:
         return marks
 
     def spread(self, until: float, count: int) -> np.ndarray:

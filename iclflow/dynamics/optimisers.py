@@ -4,6 +4,7 @@ import abc
 from typing import Any
 
 import equinox as eqx
+import jax
 import optax
 from jaxtyping import Array, Float
 
@@ -39,11 +40,11 @@ class Momentum(AbstractOptimiser):
     - `nesterov`: take the gradient a step ahead.
     """
 
-    decay: float = 0.9
+    decay: float | Float[Array, ""] = 0.9
     nesterov: bool = eqx.field(static=True, default=False)
 
     def transformation(self, rate: Float[Array, ""]) -> optax.GradientTransformation:
-        return optax.sgd(rate, momentum=self.decay, nesterov=self.nesterov)
+        return optax.sgd(rate, momentum=self.decay, nesterov=self.nesterov)  # pyright: ignore
 
 
 class Adam(AbstractOptimiser):
@@ -54,15 +55,14 @@ class Adam(AbstractOptimiser):
     - `weight_decay`: times the rate, the share of the weights that a step takes off.
     """
 
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
+    b1: float | Float[Array, ""] = 0.9
+    b2: float | Float[Array, ""] = 0.999
+    eps: float | Float[Array, ""] = 1e-8
+    weight_decay: float | Float[Array, ""] = 0.0
 
     def transformation(self, rate: Float[Array, ""]) -> optax.GradientTransformation:
-        return optax.adamw(
-            rate, b1=self.b1, b2=self.b2, eps=self.eps, weight_decay=self.weight_decay
-        )
+        fields: dict[str, Any] = {"b1": self.b1, "b2": self.b2, "eps": self.eps}
+        return optax.adamw(rate, **fields, weight_decay=self.weight_decay)  # pyright: ignore
 
 
 class Optax(AbstractOptimiser):
@@ -83,4 +83,11 @@ class Optax(AbstractOptimiser):
             )
 
     def transformation(self, rate: Float[Array, ""]) -> optax.GradientTransformation:
-        return self.make(rate)
+        try:
+            return self.make(rate)
+        except jax.errors.TracerBoolConversionError:
+            raise ValueError(
+                "the function that makes the optimiser decides by its rate, which is not known "
+                "when the loop is compiled; give a schedule as the rate instead: "
+                "Descent(optax.cosine_decay_schedule(0.2, 4000), optax.adam)"
+            ) from None

@@ -12,7 +12,7 @@ import xarray as xr
 
 from iclflow.explorer.address import require_page
 from iclflow.models import AbstractModel, Blocks, Merged, Separate, empty_model
-from iclflow.runs.labels import in_order
+from iclflow.runs.labels import in_order, is_timed
 from iclflow.runs.record import recorded_models
 from iclflow.study.load import load_runs
 from iclflow.study.settings import Settings
@@ -77,7 +77,7 @@ def require_recorded(runs: xr.Dataset) -> Settings:
     settings = Settings.of_run(runs.attrs)
     if "step" not in runs.coords or "time" not in runs.coords:
         raise ValueError("the page shows gradient descent, with steps and t/τ; record such a run")
-    if not np.isfinite(runs["time"].values).all():
+    if not is_timed(runs):
         raise ValueError("the page shows gradient descent; Adam and momentum keep no t/τ")
     if not np.isfinite(runs["loss"].values).all():
         raise ValueError("some of these runs stopped early; the page shows whole runs")

@@ -38,6 +38,7 @@ def plot_loss(
 ) -> Axes:
     """Loss against t/τ (steps for optimisers with no clock), dotted levels L(M_m)."""
     timed = "time" in runs.coords and bool(np.all(np.isfinite(runs["time"])))
+    timed = timed and runs["time"].attrs.get("long_name") != "training steps"
     clock = runs["time" if timed else "step"]
     count = runs.sizes.get("seed", 1)
     ordered = runs["loss"].transpose("seed", ..., "time", missing_dims="ignore")
@@ -58,8 +59,9 @@ def plot_loss(
     if count > 1 or theory is not None:
         axes.legend(ncols=3, loc="upper right", bbox_to_anchor=(1.0, 0.94))
     if timed and "step" in runs.coords and not np.array_equal(runs["step"], runs["time"]):
-        scale = float(runs["step"].values[-1]) / end
-        there, back = lambda t: np.asarray(t) * scale, lambda s: np.asarray(s) / scale
+        # Under a schedule the two clocks are not proportional.
+        steps, times = (np.append(runs[n].values, 2 * runs[n].values[-1]) for n in ("step", "time"))
+        there, back = lambda t: np.interp(t, times, steps), lambda s: np.interp(s, steps, times)
         top = axes.secondary_xaxis("top", functions=(there, back))
         top.set_xlabel("training steps")
     return axes

@@ -140,7 +140,8 @@ def stamp(settings: Any) -> dict[str, str]:
         "device": f"{jax.devices()[0].device_kind} ({jax.default_backend()})",
         "python": platform.python_version(),
         "Conventions": "CF-1.11",
-        "clock": "time is t/tau = 2 * rate * step; the loss has no factor 1/2",
+        "clock": "time is t/tau = 2 * rate * step (of a schedule: 2 * the sum of its rates); "
+        "the loss has no factor 1/2",
     }
 
 

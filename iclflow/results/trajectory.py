@@ -24,14 +24,17 @@ class Trajectory(eqx.Module):
 
     Saved points after the run stopped hold NaN; everything before is kept. For gradient descent
     at rate η, `time` is t/τ = 2 η · step, the one clock of every plot (Section 4 of the theory).
+    Under a schedule it is 2 Σ ηₛ. Rules such as Adam keep no such clock: `timed` is False, and
+    `time` is the number of steps.
     """
 
-    time: Float[Array, " T"]  # t/τ
+    time: Float[Array, " T"]  # t/τ; steps unless `timed`
     step: Float[Array, " T"] | Int[Array, " T"]  # updates made; for a flow, equal to `time`
     record: dict[str, Any]  # name -> [T, ...], or a dict of such
     result: RESULTS
     stopped: Float[Array, ""] | Int[Array, ""]  # the last step (flow: time) that was computed
     state: Any = None  # resumes the run; see `simulate(..., state=)`
+    timed: bool = eqx.field(static=True, default=True)  # whether `time` is t/τ
 
     def __getitem__(self, name: str) -> PyTree[Array]:
         if name not in self.record:
@@ -60,7 +63,7 @@ class Trajectory(eqx.Module):
             for i in places
         ]
         title = f"Trajectory: {RESULTS[self.result]}, at {self.stopped:g}"
-        return html_table(title, ("t/τ", "step", *scalars), rows)
+        return html_table(title, ("t/τ" if self.timed else "time", "step", *scalars), rows)
 
     @property
     def loss(self) -> Float[Array, " T"]:

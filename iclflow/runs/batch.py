@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from iclflow.dynamics import Descent
 from iclflow.runs import cost
 from iclflow.runs.fused.engine import VMAP, Fused, why_not
 from iclflow.runs.labels import INTERRUPTED, outcome
@@ -132,7 +133,7 @@ def run_batch(
         if progress.done == 0:
             raise
         interrupted = True
-    return _result(batch, progress, recording, final, interrupted, engine)
+    return _result(batch, progress, marks, recording, final, interrupted, engine)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,6 +234,7 @@ def _piece(
 def _result(
     batch: Batch,
     progress: Standing,
+    marks: np.ndarray,
     recording: Recording,
     final: Recording,
     interrupted: bool,
@@ -248,11 +250,11 @@ def _result(
     record = dict(progress.record)
     if recording.after:
         models = jax.tree.map(jax.device_put, record.pop(MODELS))
-        record |= _after(loss, models, dynamics, recording.after, axes)
+        record |= _after(loss, models, dynamics, recording.after, axes, marks)
     last = _record(loss, axes[0], state.model, final.functions) if final.functions else {}
     if final.after:  # of a run with one save point, its last
         models = jax.tree.map(lambda a: a[:, None], last.pop(MODELS))
-        measured = _after(loss, models, dynamics, final.after, axes)
+        measured = _after(loss, models, dynamics, final.after, axes, marks[-1:])
         last |= jax.tree.map(lambda a: a[:, 0], measured)
     record, last = jax.tree.map(lambda a: a[:count], to_host((record, last)))
     return BatchResult(
@@ -311,8 +313,9 @@ def _record(losses, axis, models, record) -> Any:
 
 
 @eqx.filter_jit
-def _after(losses, models, dynamics, names, axes) -> Any:
+def _after(losses, models, dynamics, names, axes, marks) -> Any:
     def one(loss: Any, models: Any, how: Any) -> Any:
-        return measure_after(names, models, loss, getattr(how, "rate", None))
+        rates = how.rate_at(marks) if isinstance(how, Descent) else None
+        return measure_after(names, models, loss, rates)
 
     return eqx.filter_vmap(one, in_axes=axes)(losses, models, dynamics)

@@ -14,7 +14,14 @@ from iclflow.dynamics import AbstractDynamics
 from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
 from iclflow.results.provenance import stamp
 from iclflow.runs.batch import BatchResult
-from iclflow.runs.labels import INTERRUPTED, attributes, clock_and_ends, in_order, variables
+from iclflow.runs.labels import (
+    COUNTED,
+    INTERRUPTED,
+    attributes,
+    clock_and_ends,
+    in_order,
+    variables,
+)
 from iclflow.runs.transfer import copied
 
 FINAL = "final_"  # begins the names of what is recorded of the last weights only
@@ -46,13 +53,16 @@ def assemble(
         data[name if timed else FINAL + name] = (dims, whole, attributes(name))
     engines = {"engine": "; ".join(dict.fromkeys(result.engine for result in results))}
     clocks = [clock_of(result, marks) for result in results]
-    same = all(np.array_equal(clock, clocks[0], equal_nan=True) for clock in clocks)
+    timed = any(result.batch.parts[2].keeps_time for result in results)
+    about = {} if timed else {"clock": COUNTED}
+    same = all(np.array_equal(clock, clocks[0]) for clock in clocks)
     same = same and clocks[0].ndim == 1
     times, ends = clock_and_ends(
         time=clocks[0] if same else marks.astype(float),
         step=marks,
         result=(lead, ended),
         stopped=(lead, stopped),
+        timed=timed,
     )
     if not same:
         rows = [
@@ -61,7 +71,7 @@ def assemble(
         ]
         ends["clock"] = ((*lead, "time"), on_grid(rows, shape), times.pop("time")[2])
     named = {name: (name, np.asarray(values)) for name, values in coordinates.items()}
-    return xr.Dataset(data | ends, times | named, {**stamp(settings), **engines})
+    return xr.Dataset(data | ends, times | named, {**stamp(settings), **engines, **about})
 
 
 def on_grid(parts: Sequence[tuple[tuple, np.ndarray]], shape: tuple[int, ...]) -> np.ndarray:
@@ -88,8 +98,8 @@ def clock_of(result: BatchResult, marks: np.ndarray) -> np.ndarray:
 @eqx.filter_jit
 def _clocks(dynamics: AbstractDynamics, axis: Any, marks: ArrayLike) -> Any:
     if axis is None:
-        return dynamics.clock(marks)
-    return eqx.filter_vmap(lambda one: one.clock(marks), in_axes=(axis,))(dynamics)
+        return dynamics.time(marks)
+    return eqx.filter_vmap(lambda one: one.time(marks), in_axes=(axis,))(dynamics)
 
 
 def final_models(runs: Mapping[str, Any], init: AbstractInitialiser) -> AbstractModel:

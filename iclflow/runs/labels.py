@@ -1,13 +1,16 @@
 """Labelled results: runs laid out as an xarray.Dataset with names and units."""
 
-from collections.abc import Callable, Mapping
+import enum
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
+from iclflow.results.display import short
 from iclflow.results.provenance import stamp
 from iclflow.results.trajectory import RESULTS, Trajectory
 from iclflow.runs.record import QUANTITIES
@@ -16,6 +19,8 @@ from iclflow.runs.record.weights import AXES
 OUTCOMES = ("finished", "diverged", "not_a_number", "step_limit", "interrupted")
 INTERRUPTED = OUTCOMES.index("interrupted")
 FAILED = ("diverged", "not_a_number")
+TIME, STEPS = r"training time $t/\tau$", "training steps"
+COUNTED = "time is the number of steps: this rule keeps no t/tau; the loss has no factor 1/2"
 
 
 def outcome(result: RESULTS) -> np.ndarray:
@@ -24,6 +29,40 @@ def outcome(result: RESULTS) -> np.ndarray:
     known = [(i, getattr(RESULTS, name)._value) for i, name in names if name != "interrupted"]
     found = np.select([values == value for _, value in known], [i for i, _ in known])
     return found.astype(np.int8)
+
+
+def axis_labels(name: str, values: Sequence[Any] | Mapping[str, Any]) -> np.ndarray:
+    """The labels of the values along one axis of a sweep; `ValueError` unless they differ.
+
+    Numbers and words are their own labels, a list of numbers is `"0.5,0.3,0.2"`, and an object is
+    the text that it shows, as `"Adam(b1=0.9, b2=0.999, eps=1e-08, weight_decay=0.0)"`. A mapping
+    gives the labels itself.
+    """
+    if isinstance(values, Mapping):
+        return np.asarray([str(key) for key in values])
+    plain = [value.item() if np.ndim(value) == 0 and hasattr(value, "item") else value
+             for value in values]  # fmt: skip
+    numbers = all(isinstance(value, bool | int | float | np.number) for value in plain)
+    found = np.asarray(plain) if numbers else np.asarray([_label(value) for value in plain])
+    if len(np.unique(found)) < len(found):
+        twice = next(label for label in found if np.count_nonzero(found == label) > 1)
+        raise ValueError(
+            f"two values of the axis {name} are both called {twice}; name them yourself: "
+            f'axes={{"{name}": {{"first": …, "second": …}}}}'
+        )
+    return found
+
+
+def _label(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    if isinstance(value, Sequence) or (eqx.is_array(value) and np.ndim(value) > 0):
+        return ",".join(f"{number:g}" for number in np.asarray(value, float).ravel())
+    if isinstance(value, eqx.Module):
+        return short(value)
+    return getattr(value, "__qualname__", repr(value)) if callable(value) else repr(value)
 
 
 Axes = Mapping[str, tuple[str, ...]]  # of the weights, as the model names them
@@ -97,14 +136,26 @@ def to_dataset(trajectory: Trajectory, settings: Any = None) -> xr.Dataset:
         step=np.asarray(trajectory.step),
         result=((), outcome(trajectory.result)),
         stopped=((), np.asarray(trajectory.stopped)),
+        timed=trajectory.timed,
     )
-    return xr.Dataset(data | ends, coordinates, stamp(settings))
+    about = {} if trajectory.timed else {"clock": COUNTED}
+    return xr.Dataset(data | ends, coordinates, stamp(settings) | about)
+
+
+def is_timed(runs: xr.Dataset) -> bool:
+    """Whether the coordinate `time` of a run is t/τ, and not the number of steps."""
+    if "time" not in runs.coords or not np.isfinite(runs["time"].values).all():
+        return False
+    return runs["time"].attrs.get("long_name") != STEPS
 
 
 def clock_and_ends(
-    *, time: np.ndarray, step: np.ndarray, result: tuple, stopped: tuple
+    *, time: np.ndarray, step: np.ndarray, result: tuple, stopped: tuple, timed: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The coordinates of a run's clock, and the variables that say how it ended."""
+    """The coordinates of a run's clock, and the variables that say how it ended.
+
+    - `timed`: whether `time` is t/τ; else it is the number of steps, and labelled so.
+    """
     codes = np.arange(len(OUTCOMES), dtype=np.int8)
     flags = {
         "long_name": "how the run ended",
@@ -112,8 +163,8 @@ def clock_and_ends(
         "flag_meanings": " ".join(OUTCOMES),
     }
     coordinates = {
-        "time": ("time", time, {"long_name": r"training time $t/\tau$", "units": "1"}),
-        "step": ("time", step, {"long_name": "training steps", "units": "1"}),
+        "time": ("time", time, {"long_name": TIME if timed else STEPS, "units": "1"}),
+        "step": ("time", step, {"long_name": STEPS, "units": "1"}),
     }
     return coordinates, {
         "result": (*result, flags),
@@ -136,4 +187,5 @@ def from_dataset(dataset: xr.Dataset) -> Trajectory:
         record={str(n): to_array(v.values) for n, v in dataset.items() if n not in skip},
         result=result,
         stopped=to_array(dataset["stopped"].values),
+        timed=is_timed(dataset),
     )

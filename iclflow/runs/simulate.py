@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import ArrayLike, PRNGKeyArray
 
-from iclflow.dynamics import AbstractDynamics
+from iclflow.dynamics import AbstractDynamics, Descent
 from iclflow.dynamics.base import marks_until
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
@@ -79,8 +79,8 @@ def _resume(loss, state, dynamics, marks, recording: Recording) -> Trajectory:
     if not recording.after:
         return run
     kept = {name: values for name, values in run.record.items() if name != MODELS}
-    rate = getattr(dynamics, "rate", None)
-    measured = measure_after(recording.after, run.record[MODELS], loss, rate)
+    rates = dynamics.rate_at(marks) if isinstance(dynamics, Descent) else None
+    measured = measure_after(recording.after, run.record[MODELS], loss, rates)
     return eqx.tree_at(lambda r: r.record, run, kept | measured)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import ArrayLike, PRNGKeyArray
 
-from iclflow.dynamics import AbstractDynamics
+from iclflow.dynamics import AbstractDynamics, AbstractOptimiser
 from iclflow.dynamics.base import marks_until
 from iclflow.losses import AbstractLoss, Population
 from iclflow.models import AbstractInitialiser, AbstractModel
@@ -22,6 +22,7 @@ from iclflow.models.kinds import once_a_kind
 from iclflow.results.provenance import code_key
 from iclflow.runs.batch import AbstractObserver, BatchResult, Piece, run_batch
 from iclflow.runs.dataset import assemble
+from iclflow.runs.labels import axis_labels
 from iclflow.runs.plan import Batch, Entry, batches
 from iclflow.runs.record import Record, Recording, resolve
 from iclflow.runs.simulate import SAVES, warn_single_precision
@@ -49,7 +50,7 @@ def sweep(
     until: ArrayLike | None = None,
     saveat: Values | None = None,
     seeds: int | Sequence[int] = 1,
-    axes: Mapping[str, Sequence[Any]] | None = None,
+    axes: Mapping[str, Sequence[Any] | Mapping[str, Any]] | None = None,
     vary: Vary = Vary.WEIGHTS,
     record: Record = ("loss",),
     final: Record = (),
@@ -65,8 +66,10 @@ def sweep(
       several of these by name, which are then an axis `source`.
     - `until`, `saveat`, `record`: as in `simulate`.
     - `seeds`: how many, or which; seed s starts from `init(jax.random.key(s))`.
-    - `axes`: field name -> values, of the dynamics (`rate`), the initialiser (`scale`, `rank`,
-      `heads`) or, if `source` is a Task, the task (`context`, `label_noise`).
+    - `axes`: field name -> values, of the dynamics (`rate`), its optimiser (`weight_decay`,
+      `decay`), the initialiser (`scale`, `rank`, `heads`) or, if `source` is a Task, the task
+      (`context`, `label_noise`, `spectrum`). A list of numbers or an object is labelled by its
+      text; a mapping instead of a list names the values, `{"rate": {"cosine": schedule}}`.
     - `final`: what is recorded of the last weights only, as `record` says it; the variables are
       called `final_…`.
     - `key`: seed s draws the batches of a stochastic loss from `fold_in(key, s)`; if omitted, from
@@ -81,11 +84,16 @@ def sweep(
     raised where there is nothing yet.
     """
     numbers = _seeds(seeds)
-    axes = {name: list(values) for name, values in (axes or {}).items()}
+    given: dict[str, Any] = dict(axes or {})
     if isinstance(source, Mapping):
-        axes = {"source": list(source), **axes}
-    if not all(axes.values()):
+        given = {"source": list(source), **given}
+    if not all(len(values) for values in given.values()):
         raise ValueError("a sweep needs at least one value on every axis")
+    labels = {name: axis_labels(name, values) for name, values in given.items()}
+    axes = {
+        name: list(values.values() if isinstance(values, Mapping) else values)
+        for name, values in given.items()
+    }
     entries = []
     for index in np.ndindex(*(len(values) for values in axes.values())):
         point = {name: axes[name][i] for name, i in zip(axes, index, strict=True)}
@@ -113,11 +121,12 @@ def sweep(
             break
         if results[-1].interrupted:
             break
-    coordinates = {**axes, "seed": numbers.astype(int)}
+    coordinates = {**labels, "seed": numbers.astype(int)}
     runs = assemble(results, coordinates, marks, about if settings is None else settings)
     rate = getattr(dynamics, "rate", None)
-    # also where the settings leave it to be chosen
-    return runs if rate is None or "rate" in coordinates else runs.assign_attrs(rate=float(rate))
+    if rate is None or callable(rate) or "rate" in coordinates:
+        return runs
+    return runs.assign_attrs(rate=float(rate))  # also where the settings leave it to be chosen
 
 
 def _seeds(seeds: int | Sequence[int]) -> np.ndarray:
@@ -201,21 +210,29 @@ def _at(point: Mapping[str, Any], source: Any, init: Any, dynamics: Any) -> tupl
     return things["source"], things["init"], things["dynamics"]
 
 
+NESTED = ("inner", "optimiser")  # parts of an object whose fields are axes too
+
+
 def _fields(thing: Any) -> list[str]:
     if isinstance(thing, AbstractLoss) or not dataclasses.is_dataclass(thing):
         return []
-    inner = _fields(getattr(thing, "inner", None))
-    return [f.name for f in dataclasses.fields(thing) if f.name != "inner"] + inner
+    own = [f.name for f in dataclasses.fields(thing) if f.name != "inner"]
+    return own + [name for part in NESTED for name in _fields(getattr(thing, part, None))]
 
 
 def _replace(thing: Any, name: str, value: Any) -> Any:
     if hasattr(thing, "replace"):
         return thing.replace(**{name: value})
     if name not in [f.name for f in dataclasses.fields(thing)]:
-        return dataclasses.replace(thing, inner=_replace(thing.inner, name, value))
+        part = next(p for p in NESTED if name in _fields(getattr(thing, p, None)))
+        inside = _replace(getattr(thing, part), name, value)
+        return dataclasses.replace(thing, **{part: inside})
     old = getattr(thing, name)
-    if eqx.is_array(old):
+    if eqx.is_array(old) and not callable(value):
         return eqx.tree_at(lambda t: getattr(t, name), thing, jnp.asarray(value, old.dtype))
+    if isinstance(old, float) and isinstance(thing, AbstractOptimiser):
+        # As an array, so that all values of the axis are one compiled program.
+        value = jnp.asarray(value, float)
     return dataclasses.replace(thing, **{name: value})
 
 

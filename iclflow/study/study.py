@@ -23,7 +23,7 @@ from iclflow.models import (
 )
 from iclflow.results.progress import Progress
 from iclflow.results.trajectory import linear_steps
-from iclflow.runs.labels import OUTCOMES, in_order
+from iclflow.runs.labels import OUTCOMES, in_order, is_timed
 from iclflow.runs.record import FixedPointDistance, OfModel
 from iclflow.runs.sweep import Vary, sweep
 from iclflow.study.fields import DEEP, LONGEST
@@ -74,7 +74,7 @@ class Study:
             task = settings.task(offset) if vary is Vary.ALL else self.task
             return settings.build_loss(task, self.choice, offset)
 
-        runs = sweep(
+        return sweep(
             self.loss if vary is Vary.WEIGHTS else other,
             self.init,
             self.dynamics,
@@ -88,14 +88,11 @@ class Study:
             store=store,
             settings=settings,
         )
-        timed = "time" not in runs.coords or np.isfinite(runs["time"]).any()
-        return runs if timed else runs.drop_vars("time")  # Adam and momentum keep no time
 
     @cached_property
     def drops(self) -> np.ndarray:
         """Predicted drop times t/τ of the first seeds; empty where no theory covers the study."""
-        rule = getattr(self.dynamics, "optimiser", None)
-        if self.settings.scale == 0 or (rule is not None and not rule.keeps_time):
+        if self.settings.scale == 0 or not self.dynamics.keeps_time:
             return np.zeros(0)
         if self.settings.fixed_fraction > 0 or self.task.outputs > 1:
             return np.zeros(0)
@@ -106,27 +103,29 @@ class Study:
     @cached_property
     def until(self) -> float | int:
         """The end: t/τ of a flow, steps of descent; past the predicted drops if not given."""
-        settings, rate = self.settings, getattr(self.dynamics, "rate", None)
-        if rate is None:
+        settings, dynamics = self.settings, self.dynamics
+        if not isinstance(dynamics, Descent):
             assert settings.time is not None
             return settings.time
         if settings.steps is not None:
             return settings.steps
         if settings.time is not None:
-            steps = settings.time / (2 * float(rate))
+            steps = float(dynamics.steps(settings.time))
             if steps > LONGEST:
-                raise ValueError(f"time {settings.time:g} at rate {rate:g} is {steps:.2g} steps")
-            return max(1, round(steps))
+                raise ValueError(
+                    f"time {settings.time:g} at rate {dynamics.rate_at(0):g} is {steps:.2g} steps"
+                )
+            return max(1, int(steps))
         needed = self.needed_steps
         return STEPS if needed is None else min(MOST_STEPS, needed)
 
     @property
     def needed_steps(self) -> int | None:
         """Steps past the last predicted drop, in thousands and one; None where there is none."""
-        rate = getattr(self.dynamics, "rate", None)
-        if rate is None or self.drops.size == 0:
+        dynamics = self.dynamics
+        if not isinstance(dynamics, Descent) or self.drops.size == 0:
             return None
-        return 1000 * int(np.ceil(BEYOND * float(self.drops[-1]) / (2000 * float(rate)))) + 1
+        return 1000 * int(np.ceil(dynamics.steps(BEYOND * float(self.drops[-1])) / 1000)) + 1
 
     @cached_property
     def saveat(self) -> np.ndarray:
@@ -154,14 +153,14 @@ class Study:
 
     def _around_drops(self, end: float, count: int) -> np.ndarray:
         """About `count` marks at the predicted drops, where `end` is too far for even spacing."""
-        rate = getattr(self.dynamics, "rate", None)
-        if (rate is not None and end <= 2 * count) or self.drops.size == 0:
+        descent = self.dynamics if isinstance(self.dynamics, Descent) else None
+        if (descent is not None and end <= 2 * count) or self.drops.size == 0:
             return np.zeros(0)
-        marks = self.drops if rate is None else self.drops / (2 * float(rate))
+        marks = self.drops if descent is None else descent.steps(self.drops)
         share = np.linspace(0.85, 1.15, max(8, count // len(marks)))
         near = np.outer(marks, share).ravel()
         near = near[near <= end]
-        return near if rate is None else np.round(near).astype(int)
+        return near if descent is None else np.round(near).astype(int)
 
     @cached_property
     def record(self) -> tuple[str, ...]:
@@ -185,8 +184,7 @@ class Study:
         """The theory from the same initial weights, where it covers the study."""
         from iclflow.study.comparison import compare  # SciPy's integrators: only when asked for
 
-        timed = "time" in runs.coords and bool(np.isfinite(runs["time"]).all())
-        if self.settings.fixed_fraction > 0 or self.task.outputs > 1 or not timed:
+        if self.settings.fixed_fraction > 0 or self.task.outputs > 1 or not is_timed(runs):
             return None
         tasks, models = zip(*self._starts(runs["seed"].values.tolist()), strict=True)
         return compare(tasks, models, runs)
@@ -214,7 +212,7 @@ class Study:
         """Numbers of the runs, ready for JSON."""
         runs = in_order(runs)
         settings, blocks = self.settings, self.settings.zero_blocks()
-        rate = float(self.dynamics.rate) if isinstance(self.dynamics, Descent) else None
+        rate = float(self.dynamics.rate_at(0)) if isinstance(self.dynamics, Descent) else None
         last = [_last(row) for row in runs["loss"].values]
         tests = {name: [_last(row) for row in runs[name].values] for name in self.tests}
         return {
@@ -230,7 +228,7 @@ class Study:
             else (rate * runs["final_sharpness"].values).tolist(),
             "steps": int(runs["step"].values[-1]) if rate is not None else None,
             "needed_steps": None if settings.steps or settings.time else self.needed_steps,
-            "time": float(runs["time"].values[-1]) if "time" in runs.coords else None,
+            "time": float(runs["time"].values[-1]) if is_timed(runs) else None,
             "seeds": runs["seed"].values.tolist(),
             "result": [OUTCOMES[code] for code in runs["result"].values],
             "stopped": runs["stopped"].values.tolist(),

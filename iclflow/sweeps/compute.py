@@ -152,11 +152,10 @@ def _trained(group: _Group, block: Block) -> Iterator[_Trained]:
         if result.interrupted:
             raise KeyboardInterrupt
         clock = np.broadcast_to(clock_of(result, group.marks), (batch.count, len(group.marks)))
-        time = np.where(np.isfinite(clock), clock, group.marks.astype(float))
         yield (
             result,
             np.stack([clock, np.broadcast_to(group.marks, clock.shape)]),
-            _summaries(result, time, group, block),
+            _summaries(result, clock, group, block),
         )
 
 

@@ -271,7 +271,7 @@ def label(name: str) -> dict[str, Any]:
         CONTENT: "what the cell computes, and by which engine; 0 where it is not computed",
         CHECKSUM: "a sum over all numbers of the cell",
         FAILURE: "1 + place of the reason in the attribute reasons; 0: none",
-        "clock": r"training time $t/\tau$",
+        "clock": r"training time $t/\tau$; steps where the rule keeps no such time",
         "step": "training steps; of a flow, t/τ",
         "stopped": "last step (flow: time) computed",
     }

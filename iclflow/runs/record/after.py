@@ -28,12 +28,14 @@ def measure_after(
     names: Sequence[str],
     models: AbstractModel,
     loss: AbstractLoss,
-    rate: Float[Array, ""] | None = None,
+    rates: Float[Array, " T"] | None = None,
     *,
     times: int | None = CURVATURE_TIMES,
     products: int = LANCZOS_STEPS,
 ) -> dict[str, Array]:
     """Quantities by name of the models of one run, stacked along time, each [T, ...].
+
+    `rates` are the learning rates at these times, for `rate_times_sharpness`.
 
     The Hessian is measured at `times` of the save points, evenly spread among them (all, if
     None); between them its quantities are NaN. One Lanczos process of so many Hessian-vector
@@ -45,8 +47,8 @@ def measure_after(
         top = _spectra(models, loss, times, products)
         found["sharpness"] = top[:, 0]
         found["top_eigenvalues"] = top
-        if rate is not None:
-            found["rate_times_sharpness"] = rate * top[:, 0]
+        if rates is not None:
+            found["rate_times_sharpness"] = rates * top[:, 0]
     if "conserved_drift" in names:
         drift = conservation_drift({"all": jax.vmap(conserved)(models)})
         found["conserved_drift"] = drift["all"]

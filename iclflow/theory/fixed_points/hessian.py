@@ -1,4 +1,8 @@
-"""The Hessian of L/2 as a linear map, at any weights: its eigenvalues are rates of τ dW/dt."""
+"""The Hessian of the loss L as a linear map, at any weights.
+
+It is the Hessian that a run records as `sharpness`: of L, which has no factor ½ (9). Gradient flow
+is τ dW/dt = -∂(L/2)/∂W, so a direction with eigenvalue h grows at the rate -h/2 in t/τ.
+"""
 
 import equinox as eqx
 import jax
@@ -16,12 +20,16 @@ from iclflow.theory.fixed_points.stationarity import Attention, residual_matrix
 def hessian_product(
     model: Attention, direction: Attention, source: Task | Population | Modes
 ) -> Attention:
-    """H d for the Hessian H of L/2 at given weights, without forming it: O(H R D² + D³).
+    """H d for the Hessian H of L at given weights, without forming it: O(H R D² + D³).
 
     With dM the change of M along d and dA = -B dM Λ, separate attention has
-    (H d)_v = -Σ_r (dkᵀ A q + kᵀ A dq + kᵀ dA q), (H d)_k = -(dv A q + v A dq + v dA q),
-    (H d)_q = -(dv Aᵀ k + v Aᵀ dk + v dAᵀ k); merged (H d)_v = -(⟨dU, A⟩ + ⟨U, dA⟩),
-    (H d)_U = -(dv A + v dA).
+    (H d)_v = -2 Σ_r (dkᵀ A q + kᵀ A dq + kᵀ dA q), (H d)_k = -2 (dv A q + v A dq + v dA q),
+    (H d)_q = -2 (dv Aᵀ k + v Aᵀ dk + v dAᵀ k); merged (H d)_v = -2 (⟨dU, A⟩ + ⟨U, dA⟩),
+    (H d)_U = -2 (dv A + v dA).
+
+    - `model`: the weights at which the Hessian is taken, merged or separate attention.
+    - `direction`: d, weights of the same shape.
+    - `source`: the task, its population or its modes.
     """
     modes = Modes.of(source)
     a = residual_matrix(model, modes)
@@ -34,7 +42,7 @@ def hessian_product(
         value = jnp.einsum("hdc,dc->h", direction.merged, a)
         value = value + jnp.einsum("hdc,dc->h", model.merged, da)
         merged = dv[:, None, None] * a[None] + v[:, None, None] * da[None]
-        return type(model)(values=-value[:, None, None], merged=-merged)
+        return type(model)(values=-2 * value[:, None, None], merged=-2 * merged)
     assert isinstance(direction, Separate)
     k, q, dk, dq = model.keys, model.queries, direction.keys, direction.queries
     change = jnp.einsum("h,hrd,hrc->dc", dv, k, q)
@@ -47,16 +55,20 @@ def hessian_product(
     value = jnp.sum(dk * aq, axis=(1, 2)) + jnp.sum(k * daq, axis=(1, 2))
     dv, v = dv[:, None, None], v[:, None, None]
     return type(model)(
-        values=-value[:, None, None],
-        keys=-(dv * aq + v * daq),
-        queries=-(dv * ak + v * dak),
+        values=-2 * value[:, None, None],
+        keys=-2 * (dv * aq + v * daq),
+        queries=-2 * (dv * ak + v * dak),
     )
 
 
 def hessian_matrix(
     model: Merged | Separate, source: Task | Population | Modes
 ) -> Float[Array, "n n"]:
-    """The dense Hessian of L/2, weights in the order of `ravel_pytree` (values first)."""
+    """The dense Hessian of L, weights in the order of `ravel_pytree` (values first).
+
+    - `model`: the weights at which it is taken, merged or separate attention.
+    - `source`: the task, its population or its modes.
+    """
     return _dense(model, Modes.of(source))
 
 

@@ -17,11 +17,11 @@ DENSE_LIMIT = 3000  # size of the one dense eigenproblem at the minimum of a non
 
 
 class MergedStability(eqx.Module):
-    """The Hessian of L/2 of merged attention at named weights."""
+    """The Hessian of L of merged attention at named weights, and its rates of escape in t/τ."""
 
     model: Merged
     eigenvalues: Float[Array, " n"]  # ascending, one for every weight
-    rates: Float[Array, " index"]  # minus the negative eigenvalues, fastest first
+    rates: Float[Array, " index"]  # minus half the negative eigenvalues, fastest first
     value_parts: Float[Array, "index H"]  # of each unit direction that grows at `rates`
     layer_parts: Float[Array, "index H"]  # the same for U, times `unit`
     unit: Float[Array, "D D"]  # G/‖G‖
@@ -47,8 +47,8 @@ def merged_stability_at_zero(
 ) -> MergedStability:
     """The zero function {w₂ = 0, W₁ vec(G) = 0}, at given weights or H heads all zero.
 
-    With p the eigenvalues of Pᵢⱼ = ⟨Uᵢ, B Uⱼ Λ⟩: (p ± (p² + 4‖G‖²)^(1/2))/2, one pair a head, and
-    H(D² - 1) zeros; ±‖G‖ at zero weights, where (v, U) ∝ (1, G/‖G‖) grows at rate ‖G‖ = ‖Λ²‖.
+    With p the eigenvalues of Pᵢⱼ = ⟨Uᵢ, B Uⱼ Λ⟩: p ± (p² + 4‖G‖²)^(1/2), one pair per head, and
+    H(D² - 1) zeros; ±2‖G‖ at zero weights, where (v, U) ∝ (1, G/‖G‖) grows at rate ‖G‖ = ‖Λ²‖.
     """
     modes = Modes.of(source)
     size = modes.size
@@ -86,7 +86,7 @@ def merged_stability_at_zero(
     unit = modes.cross / (norm if norm > 0 else 1.0)
     return MergedStability(
         model=model,
-        eigenvalues=jnp.asarray(np.sort(eigenvalues), dtype),
+        eigenvalues=jnp.asarray(2 * np.sort(eigenvalues), dtype),
         rates=jnp.asarray(-lower[growing], dtype),
         value_parts=jnp.asarray(value[:, None] * along.T, dtype),
         layer_parts=jnp.asarray(layer[:, None] * along.T, dtype),
@@ -98,7 +98,7 @@ def merged_stability_at_zero(
 def merged_stability_at_minimum(source: Task | Population | Modes, heads: int) -> MergedStability:
     """The least-squares manifold at its balanced weights `merged_weights(source, heads)`.
 
-    The nonzero part is the spectrum of K^(1/2)(s I + s m̂ m̂ᵀ)K^(1/2) with K = Λ ⊗ B, m̂ = M*/s,
+    The nonzero part is twice the spectrum of K^(1/2)(s I + s m̂ m̂ᵀ)K^(1/2) with K = Λ ⊗ B, m̂ = M*/s,
     s = ‖M*‖: in eigenbases of B and Λ, a diagonal matrix plus rank one. H(D² + 1) - D² zeros.
     """
     modes = Modes.of(source)
@@ -128,7 +128,7 @@ def merged_stability_at_minimum(source: Task | Population | Modes, heads: int) -
     none = jnp.zeros((0, heads), dtype)
     return MergedStability(
         model=model,
-        eigenvalues=jnp.asarray(np.sort(values.clip(min=0.0)), dtype),
+        eigenvalues=jnp.asarray(2 * np.sort(values.clip(min=0.0)), dtype),
         rates=jnp.zeros(0, dtype),
         value_parts=none,
         layer_parts=none,

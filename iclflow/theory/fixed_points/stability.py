@@ -1,9 +1,10 @@
 """Stability of the fixed points of separate attention: order, index, Hessian spectrum, escape.
 
-The Hessian is that of L/2 at named weights, `FixedPoint.weights(heads, rank, holdings)`. Saddles
+The Hessian is that of L at named weights, `FixedPoint.weights(heads, rank, holdings)`, and escape
+rates are those of gradient flow, half of its negative eigenvalues with the other sign. Saddles
 on the path from small weights have a positive semidefinite Hessian and are left at third order;
 those off it are strict. Off the weights of least norm the index changes (a head with v = 0,
-q = 0, k ≠ 0 has one eigenvalue -|A_Sᵀ k|): use `hessian_product` there.
+q = 0, k ≠ 0 has one eigenvalue -2 |A_Sᵀ k|): use `hessian_product` there.
 """
 
 import enum
@@ -33,9 +34,9 @@ class Order(enum.Enum):
 class Stability(eqx.Module):
     """What the loss looks like around a fixed point at named weights.
 
-    `eigenvalues` (ascending, one for every weight) and `escapes` are None for a non-commuting
-    task with more than 2000 weights in active heads, where there is no closed form; order, index
-    and cubic gains are exact all the same.
+    `eigenvalues` of the Hessian of L (ascending, one for every weight) and `escapes` are None for
+    a non-commuting task with more than 2000 weights in active heads, where there is no closed
+    form; order, index and cubic gains are exact all the same.
     """
 
     point: FixedPoint
@@ -54,7 +55,7 @@ class Stability(eqx.Module):
 
     @property
     def rates(self) -> Float[Array, " index"]:
-        """The exponential rates of escape, minus the negative eigenvalues; fastest first."""
+        """The exponential rates of escape in t/τ, fastest first: minus half the eigenvalues < 0."""
         return self._require().rates
 
     def direction(self, number: int) -> Separate:
@@ -110,7 +111,7 @@ def separate_stability(
     """Order, index, spectrum and escape directions at `point.weights(heads, rank, holdings)`.
 
     Zero heads have no second-order coupling at all. An active head with empty pairs is a strict
-    saddle while anything is unlearned: each empty pair has eigenvalues ±v g_j.
+    saddle while anything is unlearned: each empty pair has eigenvalues ±2 v g_j.
     """
     model = point.weights(heads, rank, holdings)
     pairs = np.sum(np.linalg.norm(np.asarray(model.keys), axis=2) > 0, axis=1)
@@ -125,14 +126,14 @@ def separate_stability(
         order = Order.MINIMUM
     if point.modes.commuting:
         held = point.minimal_holdings(rank) if holdings is None else holdings
-        eigenvalues, escapes = separate_spectrum(point, held, heads, rank)
+        rates, escapes = separate_spectrum(point, held, heads, rank)
     else:
-        eigenvalues, escapes = _dense_spectrum(point, model, active, index)
+        rates, escapes = _dense_spectrum(point, model, active, index)
     return Stability(
         point=point,
         model=model,
         gains=point.modes.gains(point.index_set),
-        eigenvalues=eigenvalues,
+        eigenvalues=None if rates is None else 2 * rates,
         escapes=escapes,
         order=order,
         index=index,
@@ -143,7 +144,10 @@ def separate_stability(
 def _dense_spectrum(
     point: FixedPoint, model: Separate, active: int, index: int
 ) -> tuple[Float[Array, " n"] | None, Escapes | None]:
-    """The spectrum of a non-commuting task: numerical on the active heads, zeros elsewhere."""
+    """The spectrum of a non-commuting task: numerical on the active heads, zeros elsewhere.
+
+    As `separate_spectrum`, of the Hessian of L/2.
+    """
     heads, rank, size = model.keys.shape
     block = 1 + 2 * rank * size
     if active * block > DENSE_LIMIT:
@@ -154,7 +158,7 @@ def _dense_spectrum(
     dtype = model.keys.dtype
     values, vectors = np.zeros(0), np.zeros((0, 0))
     if active:
-        matrix = np.asarray(hessian_matrix(part, point.modes))
+        matrix = np.asarray(hessian_matrix(part, point.modes)) / 2
         values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
     everything = np.sort(np.concatenate([values, np.zeros((heads - active) * block)]))
     # Zero heads come last: the weights of each layer are padded with zeros.
