@@ -32,7 +32,7 @@ def laws_figure(data: xr.Dataset, *, title: str = "") -> Figure:
         axes = figure.subplots()
         for drop in range(data.sizes["drop_number"]):
             for source, (stroke, width) in strokes.items():
-                law = data["law"].sel(source=source).isel({"drop": drop}).values
+                law = data["law"].sel(source=source).isel(drop_number=drop).values
                 colour = mode_colour(drop) if source != "theory" else "black"
                 name = f"$t_{drop + 1}$" if source == "simulated" else None
                 line = {"color": colour, "linewidth": width, "label": name}
