@@ -1,6 +1,7 @@
 """Logs in the forms in which others write them."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from written_checkpoints import llama, save
 
 from iclflow import cli
 from iclflow.diagnosis import find_log, read_curve
-from iclflow.diagnosis.tensorboard import read_events
+from iclflow.diagnosis.tensorboard import masked_crc, read_events
 
 DATA = Path(__file__).parent / "data"
 STATE = {  # as the Trainer writes it
@@ -105,9 +106,12 @@ def test_tensorboard_reads_the_same():
     [
         ("a.json", "[1, 2]", "needed log_history"),
         ("a.json", "{", "not JSON"),
-        ("a.jsonl", "{\n", "not lines of JSON"),
+        ("a.jsonl", "{\n", "line 1: not JSON"),
+        ("a.jsonl", '{"step": 1, "loss": 1}\n{\n{"step": 2, "loss": 1}', "line 2: not JSON"),
+        ("a.log", "loss went down\n", "no line like 'step 250: train loss 1.23'"),
+        ("a.wandb", ":W&B", "the offline format of W&B"),
         ("a.csv", "step,run-1 - loss,run-2 - loss\n0,1,1\n", "choose one: --column 'run-1 - loss'"),
-        ("a.csv", "epoch,loss\n0,1\n", "no column for the step"),
+        ("a.csv", "day,loss\n0,1\n", "no column for the step"),
     ],
 )
 def test_what_cannot_be_read_says_why(tmp_path, name, text, complaint):
@@ -156,3 +160,56 @@ def test_one_command_for_the_folder_of_a_trainer(tmp_path, capsys):
     assert json.loads(found.out)["log"] is None
     with pytest.raises(SystemExit):
         cli.main(["diagnose", str(folder), "--log", str(bad)])
+
+
+def test_a_flipped_byte_in_an_event_file_is_found_by_its_checksum(tmp_path):
+    """CRC-32C of the standard's test vector, and every byte of a record is protected."""
+    plain = (masked_crc(b"123456789") - 0xA282EAD8) & 0xFFFFFFFF
+    assert (plain << 15 | plain >> 17) & 0xFFFFFFFF == 0xE3069283
+    whole = (DATA / "events.out.tfevents.scalars").read_bytes()
+    path = tmp_path / "events.out.tfevents.harmed"
+    for place in range(0, len(whole), 37):
+        harmed = bytearray(whole)
+        harmed[place] ^= 16
+        path.write_bytes(harmed)
+        with pytest.raises(ValueError, match="the checksum of"):
+            read_curve(path)
+
+
+NANOGPT = """number of parameters: 10.65M
+step 0: train loss 4.2874, val loss 4.2823
+iter 0: loss 4.2649, time 33114.52ms, mfu -100.00%
+iter 10: loss 3.1462, time 95.11ms, mfu 3.93%
+iter 20: loss 2.7320, time 96.20ms, mfu 3.92%
+step 250: train loss 1.9600, val loss 2.0600
+step 500: train loss nan, val loss nan
+saving checkpoint to out-shakespeare-char
+"""
+LINES = "".join(f'{{"step": {s}, "loss": {3 - s}}}\n' for s in range(3))
+FORMS = {
+    "cut.jsonl": LINES + '{"step": 3',
+    "nested.jsonl": re.sub(r'"loss": (\d)', r'"eval": {"loss": 9}, "train": {"loss": \1}', LINES),
+    "epoch.csv": "epoch,loss\n0,3\n1,2\n2,1\n",
+    "history.csv": "_step,_runtime,train/loss\n0,1.5,3\n1,2.5,2\n2,3.5,1\n",
+    "columns.json": '{"_step": {"0": 0, "1": 1, "2": 2}, "loss": {"0": 3, "1": 2, "2": 1}}',
+    "lists.json": '{"_step": [0, 1, 2], "loss": [3, 2, 1]}',
+    "text.log": "step 0 | loss: 3.0 | lr 1e-3\nstep=1, loss=2.0\n[step 2] loss 1e0\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_other_forms_of_logs_are_read(tmp_path, name):
+    (tmp_path / name).write_text(FORMS[name])
+    steps, losses = read_curve(tmp_path / name)
+    np.testing.assert_array_equal(steps, [0, 1, 2])
+    np.testing.assert_array_equal(losses, [3, 2, 1])
+
+
+def test_the_text_log_of_nanogpt_is_read(tmp_path):
+    (tmp_path / "out.log").write_text(NANOGPT)
+    steps, losses = read_curve(tmp_path / "out.log")
+    np.testing.assert_array_equal(steps, [0, 10, 20])
+    np.testing.assert_array_equal(losses, [4.2649, 3.1462, 2.7320])
+    steps, losses = read_curve(tmp_path / "out.log", "val loss")
+    np.testing.assert_array_equal(steps, [0, 250, 500])
+    np.testing.assert_array_equal(losses, [4.2823, 2.06, np.nan])

@@ -1,8 +1,9 @@
 """Measurements on disk."""
 
-import json
 from pathlib import Path
 from typing import Any
+
+from iclflow.results.reading import read_json
 
 PARTS = {"date", "machine", "quick", "peak", "start", "sweep", "rows", "exponents", "seconds"}
 
@@ -10,11 +11,9 @@ PARTS = {"date", "machine", "quick", "peak", "start", "sweep", "rows", "exponent
 def read(path: Path | str) -> dict[str, Any]:
     """A measurement that `iclflow bench --out` wrote."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not a text file; give one of iclflow bench --out") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON ({error}); give one of iclflow bench --out") from None
+        found = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; give one of iclflow bench --out") from None
     if not isinstance(found, dict) or set(found) != PARTS:
         raise ValueError(f"{path} holds no measurement; give one of iclflow bench --out")
     return found

@@ -4,16 +4,23 @@ Only the tensor that is asked for enters memory. Pickle is never loaded.
 """
 
 import abc
+import contextlib
 import functools
-import json
 import shlex
-import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from iclflow.results.reading import (
+    Archive,
+    field,
+    inside,
+    map_array,
+    read_object,
+    require_regular,
+)
 from iclflow.results.tensors import CheckpointError, open_tensors
 
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
@@ -117,25 +124,18 @@ class NumpyArchive(AbstractSource):
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
         self.path, self.config = path, config
-        try:
-            with zipfile.ZipFile(path) as archive:
-                members = [m for m in archive.namelist() if m.endswith(".npy")]
-                self.shapes = {m[:-4]: _npy_shape(archive, m) for m in members}
-        except (zipfile.BadZipFile, OSError, ValueError, EOFError) as error:
-            raise CheckpointError(f"{path}: truncated or not an .npz file ({error})") from None
+        with _as_checkpoint_error():
+            self.archive = Archive(path)
 
     def names(self) -> list[str]:
-        return list(self.shapes)
+        return list(self.archive.shapes)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.shapes[name]
+        return self.archive.shapes[name]
 
     def read(self, name: str) -> np.ndarray:
-        try:
-            with np.load(self.path, allow_pickle=False) as archive:
-                return widen(archive[name])
-        except (zipfile.BadZipFile, OSError, ValueError, EOFError) as error:
-            raise CheckpointError(f"{self.path}: tensor {name}: {error}") from None
+        with _as_checkpoint_error():
+            return widen(self.archive.read(name))
 
     def where(self, name: str) -> str:
         return str(self.path)
@@ -161,10 +161,8 @@ class NumpyFolder(AbstractSource):
         return str(self.files[name])
 
     def _open(self, name: str) -> np.ndarray:
-        try:
-            return np.load(self.files[name], mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise CheckpointError(f"{self.files[name]}: tensor {name}: {error}") from None
+        with _as_checkpoint_error():
+            return map_array(self.files[name])
 
 
 class Shards(AbstractSource):
@@ -209,13 +207,18 @@ def open_checkpoint(path: str | Path) -> AbstractSource:
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder")
-    if path.is_file():
+    if not path.is_dir():
+        with _as_checkpoint_error():
+            require_regular(path)
         return _open_file(path)
+    if any(path.glob("adapter_*")):
+        raise CheckpointError(str(foreign(path)))
     config = _config(path)
     index = sorted(path.glob("*.safetensors.index.json"))
     if index:
-        weights = read_json(index[0])["weight_map"]
-        files = {name: str(path / file) for name, file in weights.items()}
+        with _as_checkpoint_error():
+            weights = field(read_object(index[0]), "weight_map", dict, index[0])
+            files = {n: str(inside(path, file, index[0])) for n, file in weights.items()}
         return Shards(files, lambda file: _present(file, config), config)
     shards = sorted(path.glob("*.safetensors"))
     if len(shards) == 1:
@@ -230,12 +233,39 @@ def open_checkpoint(path: str | Path) -> AbstractSource:
     arrays = sorted(path.glob("*.npy"))
     if arrays:
         return NumpyFolder(arrays, config)
-    for file in sorted(path.iterdir()):
-        if file.suffix in PICKLES:
-            return _open_file(file)
     raise CheckpointError(
-        f"{path}: no checkpoint here; needed .safetensors (or its index), one .npz, or .npy files"
+        foreign(path)
+        or f"{path}: no checkpoint here; needed .safetensors (or its index), one .npz, or .npy "
+        f"files"
     )
+
+
+def foreign(folder: Path) -> str | None:
+    """What a folder holds that is not read, and how it becomes what is; None if nothing is known.
+
+    Pickles are never loaded, and sharded formats need the library that wrote them.
+    """
+    names = sorted(p.name for p in folder.iterdir())
+    if any(name.startswith("adapter_") for name in names):
+        return (
+            f"{folder}: a LoRA adapter, which holds changes of the weights and not the weights; "
+            f"merge it into its base model (peft: merge_and_unload) and save that"
+        )
+    if any(name.endswith(".distcp") for name in names):
+        return (
+            f"{folder}: a distributed checkpoint of PyTorch (FSDP, DCP); make one file of it where "
+            f"PyTorch is: python -m torch.distributed.checkpoint.format_utils dcp_to_torch "
+            f"{shlex.quote(str(folder))} model.pt, then python -m iclflow.checkpoints.convert "
+            f"model.pt"
+        )
+    marks = {"_CHECKPOINT_METADATA", "manifest.ocdbt", "_METADATA", "ocdbt.process_0"}
+    if marks.intersection(names):
+        return (
+            f"{folder}: a checkpoint of Orbax; restore it where it was written and save its arrays "
+            f"by name: numpy.savez or safetensors.numpy.save_file"
+        )
+    pickle = next((name for name in names if name.endswith(PICKLES)), None)
+    return None if pickle is None else refusal(folder / pickle)
 
 
 def _present(file: str, config: Mapping[str, Any]) -> SafetensorsFile:
@@ -273,21 +303,16 @@ def _config(folder: Path) -> Mapping[str, Any]:
 
 def read_json(file: Path) -> Mapping[str, Any]:
     """A JSON object, or `CheckpointError` in one line."""
+    with _as_checkpoint_error():
+        return read_object(file)
+
+
+@contextlib.contextmanager
+def _as_checkpoint_error() -> Iterator[None]:
+    """What a reader refuses inside the block is a `CheckpointError`: --keep-going survives it."""
     try:
-        found = json.loads(file.read_text())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: not JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{file}: not a JSON object")
-    return found
-
-
-def _npy_shape(archive: zipfile.ZipFile, member: str) -> tuple[int, ...]:
-    with archive.open(member) as file:
-        version = np.lib.format.read_magic(file)
-        read = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
-        return read(file)[0]
+        yield
+    except CheckpointError:
+        raise
+    except (ValueError, OSError) as error:
+        raise CheckpointError(str(error)) from None

@@ -22,6 +22,7 @@ from iclflow.checkpoints.files import (
 )
 from iclflow.checkpoints.remote import NoRangesError, RemoteFile
 from iclflow.checkpoints.series import Checkpoint, step_of
+from iclflow.results.reading import field, inside, read_object
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -87,7 +88,14 @@ class _Opener:
     def _files(self, listed: list[str], target: Path) -> tuple[dict[str, str], list[str]]:
         """Tensor -> file where an index says, or else the files."""
         if INDEX in listed:
-            return dict(read_json(Path(self._fetch(INDEX, target)))["weight_map"]), []
+            where = f"{self.repository}@{self.revision} {INDEX}"
+            try:
+                index = read_object(Path(self._fetch(INDEX, target)))
+                files = field(index, "weight_map", dict, where)
+                # The name as it is in the repository, after the check that it stays there.
+                return {t: str(inside(Path(), name, where)) for t, name in files.items()}, []
+            except ValueError as error:
+                raise CheckpointError(str(error)) from None
         found = [name for name in listed if name.endswith(".safetensors") and "/" not in name]
         found = [SINGLE] if SINGLE in found else found
         if not found:

@@ -31,6 +31,7 @@ class MatrixTable:
         self.labels: list[str] = []
         self.skipped: list[str] = []
         self.previous: dict[str, Any] = {}
+        self.not_finite: list[str] = []  # matrices with NaN, which no mean may hide
 
     def add(self, step: int, source: Arrays) -> None:
         """Measure the matrices of one step."""
@@ -51,7 +52,11 @@ class MatrixTable:
             if min(shape[-2:]) > self.largest:
                 self.skipped = sorted({*self.skipped, name})
                 continue
-            stack = jnp.asarray(as_numpy(source.arrays[name])).reshape(-1, *shape[-2:])
+            values = as_numpy(source.arrays[name])
+            if wrong := int(np.sum(~np.isfinite(values))):
+                line = f"tensor {name}: {wrong} of {values.size} values are not finite"
+                self.not_finite.append(f"step {step}, {line}")
+            stack = jnp.asarray(values).reshape(-1, *shape[-2:])
             labels += [name] if len(shape) == 2 else [f"{name}[{i}]" for i in range(shape[0])]
             with one_thread() if min(shape[-2:]) <= SMALL else contextlib.nullcontext():
                 found, bases = jax.block_until_ready(_measure_matrices(stack, self.plan))
@@ -90,7 +95,11 @@ class MatrixTable:
         return xr.Dataset(
             values,
             coords=coords,
-            attrs={"family": f"none ({self.reason})", "too_large": json.dumps(self.skipped)},
+            attrs={
+                "family": f"none ({self.reason})",
+                "too_large": json.dumps(self.skipped),
+                "not_finite": json.dumps(self.not_finite),
+            },
         )
 
 

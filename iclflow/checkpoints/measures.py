@@ -1,6 +1,7 @@
 """Measures of every head of a checkpoint, gathered in a table that becomes a labelled Dataset."""
 
 import dataclasses
+import json
 from collections.abc import Callable
 
 import equinox as eqx
@@ -147,6 +148,7 @@ class Table:
         self.strengths: list[np.ndarray] = []
         self.previous: dict[tuple[str, int], Array] = {}
         self.goals: dict[tuple[str, int], Array] = {}
+        self.not_finite: list[str] = []  # tensors with NaN, which no mean over heads may hide
 
     def add(
         self, step: int, source: AbstractSource, reference: AbstractSource | None = None
@@ -162,6 +164,9 @@ class Table:
         bases_now: dict[tuple[str, int], Array] = {}
         for j, layer in enumerate(self.layout.layers):
             circuits = self.layout.heads_of(source, layer).circuits()
+            if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(circuits)):
+                names = self.layout.not_finite(source, layer)
+                self.not_finite += [f"step {step}, {name}" for name in names]
             goals = (
                 self.layout.heads_of(reference, layer).circuits()
                 if reference is not None and self.plan.compares
@@ -243,6 +248,7 @@ class Table:
                 "family": self.layout.family,
                 "subspace_size": self.plan.rank,
                 "components_dropped": self.plan.drop,
+                "not_finite": json.dumps(self.not_finite),
             },
         )
 

@@ -158,7 +158,13 @@ class Monitor:
             parts.append("falling")
         if self.table is not None and self.table.rows:
             row = self.table.rows[-1]
-            parts += [f"{name} {np.nanmean(values):.3g}" for name, values in row.items()]
+            known = {n: v for n, v in row.items() if np.isfinite(v).any() or n != "step_distance"}
+            # The plain mean: one head with NaN shows, where a mean without it would hide it.
+            parts += [f"{name} {np.mean(values):.3g}" for name, values in known.items()]
+            if self.table.not_finite:
+                parts.append(self.table.not_finite[-1])
+        if self.lost:
+            parts.append(f"{self.lost} losses not finite")
         return " · ".join(parts)
 
     def to_dataset(self) -> xr.Dataset:

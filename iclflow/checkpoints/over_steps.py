@@ -159,7 +159,7 @@ def mark_stages(data: xr.Dataset, *, steps: Any = None, losses: Any = None) -> x
         for name in ("subspace_distance", "norm"):
             if name not in data or at.size < 8:
                 continue
-            curve = data[name].sel(circuit=circuit).mean(("layer", "head")).values
+            curve = data[name].sel(circuit=circuit).mean(("layer", "head"), skipna=False).values
             if name == "norm":
                 # a window of several checkpoints: a finer one sees the corners between them
                 smooth = time_curvature(at, curve, points=max(2 * at.size, 18), window=9)

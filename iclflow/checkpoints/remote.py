@@ -1,6 +1,5 @@
 """A safetensors file on a server that sends parts of it: only the tensors asked for are read."""
 
-import json
 import math
 import struct
 import urllib.error
@@ -12,10 +11,20 @@ from typing import Any
 import numpy as np
 
 from iclflow.checkpoints.files import STORED, AbstractSource, CheckpointError, widen
+from iclflow.results.reading import field, parse_json
 
 FIRST = 2**16  # bytes of the first request, which most headers fit in
+HEADER = 10**8  # bytes of a header at most, as the format has it
 PATIENCE = 60.0  # seconds for the server to answer
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def _check_entry(name: str, entry: Any) -> None:
+    """Refuse what the header says of one tensor unless it has a type, a shape and a place."""
+    numbers = [*field(entry, "shape", list, name), *field(entry, "data_offsets", list, name)]
+    if not all(isinstance(n, int) and n >= 0 for n in numbers) or len(entry["data_offsets"]) != 2:
+        raise ValueError(f"tensor {name} has no shape and place of whole numbers")
+    field(entry, "dtype", str, name)
 
 
 class NoRangesError(CheckpointError):
@@ -45,14 +54,18 @@ class RemoteFile(AbstractSource):
         begin = self._fetch(0, FIRST)
         try:
             size = struct.unpack("<Q", begin[:8])[0]
+            if size > HEADER:
+                raise ValueError(f"a header of {size:,} bytes")
             if 8 + size > len(begin):
                 begin += self._fetch(len(begin), 8 + size - len(begin))
-            self.entries: dict[str, Any] = json.loads(begin[8 : 8 + size])
-        except (struct.error, ValueError) as error:
+            self.entries: dict[str, Any] = parse_json(begin[8 : 8 + size].decode(), "header")
+            self.entries.pop("__metadata__", None)
+            for name, entry in self.entries.items():
+                _check_entry(name, entry)
+        except (struct.error, ValueError, AttributeError, TypeError) as error:
             raise CheckpointError(
                 f"{label}: truncated or not a safetensors file ({error})"
             ) from None
-        self.entries.pop("__metadata__", None)
         self.start = 8 + size
 
     def names(self) -> list[str]:
@@ -90,7 +103,7 @@ class RemoteFile(AbstractSource):
             with opener.open(request, timeout=PATIENCE) as answer:
                 if answer.status != 206:
                     raise NoRangesError(f"{self.label}: the server sends whole files only")
-                return answer.read()
+                return answer.read(count)
         except NoRangesError:
             raise
         except (OSError, ValueError) as error:

@@ -11,9 +11,11 @@ from iclflow.checkpoints.files import (
     PICKLES,
     AbstractSource,
     CheckpointError,
+    foreign,
     open_checkpoint,
     read_json,
 )
+from iclflow.results.reading import field
 
 WEIGHTS = (".safetensors", ".npz", *PICKLES)
 
@@ -50,7 +52,11 @@ def step_said(path: Path) -> int | None:
     """The step in a Trainer's state beside the weights, or after a word for it in the name."""
     state = path / "trainer_state.json"
     if state.is_file():
-        return int(read_json(state).get("global_step", 0))
+        found = read_json(state)
+        try:
+            return max(0, field(found, "global_step", int, state)) if "global_step" in found else 0
+        except ValueError as error:
+            raise CheckpointError(str(error)) from None
     named = re.search(r"(?:step|checkpoint|ckpt|iter|epoch)s?[-_=]?(\d+)|^(\d+)$", path.stem)
     return int(named[1] or named[2]) if named else None
 
@@ -108,7 +114,7 @@ def _matching(pattern: str) -> list[tuple[int, Path]]:
 def _inside(path: Path) -> list[tuple[int, Path]]:
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder")
-    if path.is_file():
+    if not path.is_dir():
         return [(step_said(path) or 0, path)]
     folders = [p for p in path.iterdir() if p.is_dir() and step_of(p.name) is not None]
     folders = [p for p in folders if _holds_weights(p)] or folders
@@ -122,7 +128,8 @@ def _inside(path: Path) -> list[tuple[int, Path]]:
     chosen = folders if folders else files
     if not chosen:
         raise CheckpointError(
-            f"{path}: no checkpoints with a step in their name (step512/, step512.safetensors, "
+            foreign(path)
+            or f"{path}: no checkpoints with a step in their name (step512/, step512.safetensors, "
             f"step512.npz)"
         )
     return [(_step(p), p) for p in chosen]

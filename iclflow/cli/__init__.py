@@ -14,6 +14,7 @@ import iclflow
 from iclflow.cli.compiling import compile_sparingly, forget_programs, keep_programs
 from iclflow.cli.interrupts import interruptible, leave
 from iclflow.results.choices import require_choice
+from iclflow.results.reading import printable
 
 # Name -> one line. Module iclflow.cli.<name> has `add_arguments(parser)` and `run(args) -> int`.
 COMMANDS = {
@@ -55,7 +56,7 @@ class Parser(argparse.ArgumentParser):
 
 def fail(message: str) -> NoReturn:
     """One clear line on stderr, exit code 2."""
-    line = " ".join(message.split())
+    line = printable(" ".join(message.split()))
     line = line if len(line) <= LINE else f"{line[:LINE]}..."
     print(f"iclflow: {line}", file=sys.stderr)
     raise SystemExit(2)
@@ -161,7 +162,7 @@ def warnings_in_a_line() -> Iterator[None]:
     said = set()
 
     def show(message: Warning | str, *_: Any) -> None:
-        line = " ".join(str(message).split())
+        line = printable(" ".join(str(message).split()))
         if "persistent compilation cache entry" in line:  # the program was compiled again
             return forget_programs()
         if line not in said:

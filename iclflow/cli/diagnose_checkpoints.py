@@ -8,6 +8,7 @@ from typing import Any
 
 from iclflow.cli.console import progress
 from iclflow.cli.diagnose_output import finish
+from iclflow.results.reading import printable
 
 
 def diagnose_checkpoints(args: argparse.Namespace) -> int:
@@ -34,7 +35,8 @@ def diagnose_checkpoints(args: argparse.Namespace) -> int:
     losses = losses_beside(args)
     data = checkpoints.mark_stages(data, **losses)
     problems = json.loads(data.attrs["problems"])
-    last = data.isel(step=-1).mean(("layer", "head"))
+    # With NaN: a head whose weights are not finite must not be averaged away.
+    last = data[list(measures)].isel(step=-1).mean(("layer", "head"), skipna=False)
     summary = {
         "family": data.attrs["family"],
         "steps": data["step"].values,
@@ -43,6 +45,7 @@ def diagnose_checkpoints(args: argparse.Namespace) -> int:
         "notes": json.loads(data.attrs["notes"]),
         "problems": problems,
         "integrity": json.loads(data.attrs["integrity"]),
+        "not_finite": json.loads(data.attrs["not_finite"]),
         "stages": json.loads(data.attrs.get("stages", "[]")),
         "log": str(args.log) if losses else None,
         "marks": [
@@ -58,9 +61,13 @@ def diagnose_checkpoints(args: argparse.Namespace) -> int:
     if not args.json:
         show_checkpoints(summary)
     for doubt in summary["integrity"]:
-        print(f"iclflow: warning: {doubt}", file=sys.stderr)
+        print(f"iclflow: warning: {printable(doubt)}", file=sys.stderr)
+    if summary["not_finite"]:
+        first, *others = summary["not_finite"]
+        more = f" (and {len(others)} more, see --json)" if others else ""
+        print(f"iclflow: warning: {printable(first)}{more}", file=sys.stderr)
     for problem in problems:
-        print(f"iclflow: {problem}", file=sys.stderr)
+        print(f"iclflow: {printable(problem)}", file=sys.stderr)
     # As for a report some of whose figures failed: 1 is a result with parts missing, 2 is none.
     return 1 if problems else 0
 
@@ -80,7 +87,7 @@ def losses_beside(args: argparse.Namespace) -> dict[str, Any]:
     except ValueError as error:
         if asked:
             raise
-        print(f"iclflow: warning: without a loss: {error}", file=sys.stderr)
+        print(f"iclflow: warning: without a loss: {printable(error)}", file=sys.stderr)
         return {}
     return {"steps": steps, "losses": losses}
 
@@ -96,8 +103,8 @@ def show_checkpoints(summary: dict[str, Any]) -> None:
         shown = ", ".join(f"{circuit} {value:.4g}" for circuit, value in values.items())
         print(f"{name} at the end, mean over heads: {shown}")
     for line in summary["stages"]:
-        print(f"loss, {line}")
+        print(f"loss, {printable(line)}")
     for name, note in summary["notes"].items():
-        print(f"{name}: {note}")
+        print(f"{printable(name)}: {printable(note)}")
     for mark in summary["marks"]:
         print(f"step {mark['step']:.6g}: {mark['source']}")

@@ -1,6 +1,7 @@
 """`iclflow diagnose LOSS.csv`: plateaus of somebody's loss curve, and what comes next."""
 
 import argparse
+from math import isfinite
 from typing import Any
 
 from iclflow.cli.diagnose_output import finish
@@ -24,7 +25,8 @@ def report_curve(args: argparse.Namespace, found: Any) -> int:
     """The stages of a curve: written, drawn, shown."""
     rows = [
         {name: found[name].values[i].item()
-         for name in ("start", "end", "level", "confidence", "plateau_number", "gap", "matches")
+         for name in ("start", "end", "level", "confidence", "rises_to", "plateau_number",
+                      "gap", "matches")
          if name in found}
         for i in range(found.sizes["stage"])
     ]  # fmt: skip
@@ -33,6 +35,9 @@ def report_curve(args: argparse.Namespace, found: Any) -> int:
         "stages": rows,
         "drops": found["drop_time"].values,
         "falling": bool(found.attrs["falling"]),
+        "rising": bool(found.attrs["rising"]),
+        "not_finite": found.attrs["not_finite"],
+        "failed_at": found.attrs.get("failed_at"),
         "levels": found["level_theory"].values,
         "now": found.attrs.get("now"),
         "next_drop": found["predicted"].values.tolist() if "predicted" in found else None,
@@ -83,11 +88,22 @@ def show_curve(found: Any, rows: list[dict[str, Any]]) -> None:
     """The stages, and the next drop, in lines."""
     for i, row in enumerate(rows):
         text = f"stage {i}: step {row['start']:.5g} to {row['end']:.5g}, loss {row['level']:.6f}"
-        if "gap" in row:
+        if isfinite(row["rises_to"]):
+            text += f" and rising to {row['rises_to']:.6f}: no plateau"
+        elif "gap" in row:
             near = "" if row["matches"] else "no plateau of the theory, the nearest is "
             text += f", {near}plateau {row['plateau_number']}"
             text += f"{' of the theory' * row['matches']} {row['gap']:+.6f}"
         print(text)
+    if "failed_at" in found.attrs:
+        at = f"{found.attrs['failed_at']:.5g}"
+        print(f"the loss is not finite from step {at} on: the training failed")
+        return
+    if found.attrs["not_finite"]:
+        print(f"{found.attrs['not_finite']} losses are not finite and were left out")
+    if found.attrs["rising"]:
+        print("the loss rises at the end: no drop is predicted")
+        return
     if "now" in found.attrs:
         doing = "falling to" if found.attrs["falling"] else "on"
         print(f"now {doing} plateau {found.attrs['now']} of {found.sizes['plateau'] - 1}")

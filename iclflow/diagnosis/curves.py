@@ -7,12 +7,13 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from iclflow.diagnostics import Clock, find_stages
+from iclflow.diagnostics import Clock, Stages, find_stages
 from iclflow.models import AbstractModel
 from iclflow.tasks.task import Task
 from iclflow.theory import Modes, plateau_losses, predict, visited_levels
 
 QUANTILES = (0.1, 0.5, 0.9)
+RISE = 0.05  # of the loss: a stage that ends higher by more than this is no plateau
 MATCH = 0.25  # of the distance between two levels: a plateau farther from both is on neither
 
 
@@ -35,14 +36,18 @@ def diagnose_curve(
     task the nearest `plateau_number`, `gap` = level - L(M_m), and whether it `matches`: the gap is
     less than a quarter of the distance between levels. `predicted` [next, quantile] are 10%, 50%
     and 90% of the next drop's step; `drop_steps` [plateau drop, quantile] those of every drop, from
-    the start. Attributes: `falling`, and `now` (number of the plateau). Where the last stage
-    matches no level there is neither `now` nor `predicted`.
+    the start. `rises_to` is the loss at the end of a stage that rises, NaN where it does not: such
+    a stage is no plateau, and `level` is where the rise began. Attributes: `falling`, `rising`, and
+    `now` (number of the plateau); `not_finite`, how many losses are NaN or infinite, and
+    `failed_at`, the step from which on all of them are. Where the last stage matches no level, the
+    loss rises at the end or the training failed, there is neither `now` nor `predicted`.
     """
     finite = int(np.sum(np.isfinite(losses) & np.isfinite(steps)))
     if finite < 3:
         raise ValueError(
             f"a loss curve needs at least 3 finite points, got {finite}; did it diverge?"
         )
+    kept = np.isfinite(losses) & np.isfinite(steps)
     stages = find_stages(steps, losses, clock=clock)
     found: dict[str, Any] = {"loss": ("time", losses)}
     for field in ("start", "end", "level", "confidence"):
@@ -50,7 +55,13 @@ def diagnose_curve(
         found[field] = ("stage", np.array(values, float))
     found["drop_time"] = ("drop_number", np.array([drop.time for drop in stages.drops], float))
     falling = bool(stages.drops) and not stages.drops[-1].complete
-    attrs: dict[str, Any] = {"falling": int(falling)}
+    attrs: dict[str, Any] = {"falling": int(falling), "not_finite": int(np.sum(~kept))}
+    if not kept[-1]:
+        attrs["failed_at"] = float(steps[np.flatnonzero(kept)[-1] + 1])
+    ends = _ends_of_rises(steps[kept], losses[kept], stages)
+    found["rises_to"] = ("stage", ends)
+    rising = bool(ends.size) and bool(np.isfinite(ends[-1])) and not falling
+    attrs["rising"] = int(rising)
     levels = np.zeros(0)
     if task is not None:
         levels = visited_levels(task, starts[0]) if starts else np.asarray(plateau_losses(task))
@@ -60,7 +71,7 @@ def diagnose_curve(
         found["gap"] = ("stage", gaps[np.arange(len(nearest)), nearest])
         matches = np.abs(found["gap"][1]) < MATCH * _spacing(levels)[nearest]
         found["matches"] = ("stage", matches)
-        if matches[-1]:
+        if matches.size and matches[-1] and kept[-1] and not rising:
             attrs["now"] = int(nearest[-1]) + falling
     if task is not None and starts and rate is not None:
         times = _drop_steps(task, starts, rate, len(levels) - 1)
@@ -77,6 +88,32 @@ def diagnose_curve(
     return xr.Dataset(found, attrs=attrs).assign_coords(
         time=("time", steps, {"long_name": "training steps", "units": "1"}),
     )
+
+
+def _ends_of_rises(
+    steps: Float[np.ndarray, " T"], losses: Float[np.ndarray, " T"], stages: Stages
+) -> Float[np.ndarray, " n"]:
+    """The loss at the end of each stage that rises; NaN for the others.
+
+    A stage lasts from its plateau's start until the next drop begins, or the curve ends. It rises
+    if the median of its last fifth is above that of its first fifth by more than `RISE` of the
+    loss and by more than five standard errors. The errors are those of medians of a fifth of the
+    points, with the noise taken from the differences of neighbours.
+    """
+    found = np.full(len(stages.plateaus), np.nan)
+    for i, plateau in enumerate(stages.plateaus):
+        later = [p.start for p in stages.plateaus[i + 1 : i + 2]]
+        later += [d.start for d in stages.drops if d.start >= plateau.start]
+        inside = losses[(steps >= plateau.start) & (steps <= min(later, default=np.inf))]
+        part = len(inside) // 5
+        if part < 2:
+            continue
+        first, last = np.median(inside[:part]), np.median(inside[-part:])
+        noise = 1.4826 * np.median(np.abs(np.diff(inside))) / np.sqrt(2)
+        error = 1.2533 * noise * np.sqrt(2 / part)
+        if last - first > max(RISE * abs(first), 5 * error):
+            found[i] = last
+    return found
 
 
 def _spacing(levels: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:

@@ -1,7 +1,6 @@
-"""Loss curves as others log them: tables, JSON, a Trainer's state, TensorBoard, MLflow."""
+"""Loss curves as others log them: tables, JSON, text, a Trainer's state, TensorBoard, MLflow."""
 
 import csv
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -12,9 +11,10 @@ import numpy as np
 
 from iclflow.diagnosis.tensorboard import read_events
 from iclflow.results.choices import nearest
+from iclflow.results.reading import LOG, parse_json, read_json, read_text, require_regular
 
-LARGEST = 2**30  # bytes of a log
-STEPS = ("step", "global_step", "_step", "trainer/global_step", "iteration", "iter", "steps")
+STEPS = ("step", "global_step", "_step", "trainer/global_step", "iteration", "iter", "steps",
+         "epoch")  # fmt: skip
 # what a training loss is called, the surest name first
 LOSSES = (
     r"loss",
@@ -26,14 +26,29 @@ LOSSES = (
     r"value",  # the one column of an export of a single metric
 )
 OTHER = r"(?<![a-z])(val|valid|validation|eval|test|dev)(?![a-z])|__(min|max)$"  # not of training
+DEPTH = 8  # records inside records, of which names are made
+LINE = 2000  # characters of a line of a text log
+JSON = (".json", ".jsonl", ".ndjson")
+TEXT = (".log", ".txt", ".out")
+# A step at the start of a line of a text log, and a name with its number, as nanoGPT writes them:
+# "step 250: train loss 1.23, val loss 1.34" and "iter 10: loss 2.3, time 31.5ms".
+STEP = re.compile(r"^\W*(?:global[ _]?)?(?:step|iter|iteration|epoch)\s*[:=#]?\s*(\d+)\b\W*", re.I)
+NUMBER = r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan|inf(?:inity)?)"
+NAMED = re.compile(rf"\W*([a-z][\w/ .-]*?)\s*[:= ]\s*({NUMBER})(?![\w.])", re.I)
 Points = list[tuple[float, float]]
+
+
+PATTERNS = (
+    "*tfevents*", "metrics.csv", "metrics/loss", "metrics/train_loss", "wandb-history.jsonl",
+    "history.jsonl", "metrics.jsonl", "log.txt", "train.log", "*.wandb",
+)  # fmt: skip
 
 
 def is_log(path: Path | str) -> bool:
     """Whether a file is a log of losses, by its name."""
     path = Path(path)
     return (
-        path.suffix.lower() in (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
+        path.suffix.lower() in (".csv", ".tsv", *JSON, *TEXT, ".wandb")
         or "tfevents" in path.name
         or _of_mlflow(path)
     )
@@ -49,12 +64,20 @@ def find_log(folder: Path | str) -> Path | None:
     folder = Path(folder)
     states = [*folder.glob("trainer_state.json"), *folder.glob("checkpoint-*/trainer_state.json")]
     if states:  # each has all that came before
-        return max(states, key=lambda state: _number_of_steps(_json(state)))
-    for pattern in ("*tfevents*", "metrics.csv", "metrics/loss", "metrics/train_loss"):
+        return max(states, key=lambda state: _number_of_steps(_state(state)))
+    for pattern in PATTERNS:
         found = sorted(folder.rglob(pattern))
         if found:
             return found[-1]
     return None
+
+
+def _state(path: Path) -> Any:
+    """A Trainer's state; nothing where it cannot be read: the reader of the curve will say so."""
+    try:
+        return read_json(path, LOG)
+    except (OSError, ValueError):
+        return None
 
 
 def _number_of_steps(state: Any) -> int:
@@ -66,11 +89,14 @@ def read_curve(path: Path | str, column: str | None = None) -> tuple[np.ndarray,
     """Steps and losses of a log, in order; of a step that is there twice, the last one written.
 
     - a table (`.csv`, `.tsv`) with a header: ours, exports of TensorBoard, W&B, MLflow, Lightning;
-    - `trainer_state.json` of the Hugging Face Trainer; a list or lines of JSON objects;
+    - `trainer_state.json` of the Hugging Face Trainer; a list or lines of JSON objects, in which
+      a last line that was cut is left out and an entry inside another is `outer/inner`; an object
+      of columns;
+    - a text with steps and named numbers in its lines, as nanoGPT prints it;
     - an event file of TensorBoard, a metric's file of MLflow, or a folder that holds a log.
 
     `column` names the loss where it cannot be told: a column, a field or a tag. Cells that are
-    empty are left out.
+    empty are left out. Where there is no step, the epoch is the step.
     """
     path = Path(path)
     whole = path.is_dir()
@@ -79,8 +105,7 @@ def read_curve(path: Path | str, column: str | None = None) -> tuple[np.ndarray,
         if found is None:
             raise ValueError(f"{path}: no trainer_state.json, TensorBoard events or metrics.csv")
         path = found
-    if not path.is_file() or path.stat().st_size > LARGEST:
-        raise ValueError(f"{path} is no file, or too large for a loss curve")
+    require_regular(path, LOG)
     if whole and "tfevents" in path.name:  # a run that was taken up again has several
         points = [p for f in sorted(path.parent.glob("*tfevents*")) for p in _points(f, column)]
     else:
@@ -100,15 +125,22 @@ def _points(path: Path, column: str | None) -> Points:
             raise ValueError(f"{path}: no scalars among the events")
         return [(float(s), v) for s, v in events[_chosen(events, column, path)]]
     if _of_mlflow(path):
-        rows = [line.split() for line in _text(path).splitlines() if line.strip()]
+        rows = [line.split() for line in read_text(path, LOG).splitlines() if line.strip()]
         return _numbers(((row[2], row[1]) for row in rows if len(row) == 3), path)
-    if path.suffix.lower() in (".json", ".jsonl", ".ndjson"):
+    if path.suffix.lower() == ".wandb":
+        raise ValueError(
+            f"{path}: the offline format of W&B, which only its own library reads; wandb sync it, "
+            f"then export the history as CSV, or save run.history() as JSON"
+        )
+    if path.suffix.lower() in JSON:
         return _from_records(_records(path), column, path)
+    if path.suffix.lower() in TEXT:
+        return _from_records(_from_lines(path), column, path)
     return _from_table(path, column)
 
 
 def _from_table(path: Path, column: str | None) -> Points:
-    text = _text(path)
+    text = read_text(path, LOG)
     first = text.partition("\n")[0]
     separator = max(",;\t", key=first.count)
     try:
@@ -133,15 +165,70 @@ def _from_records(records: list[Mapping[str, Any]], column: str | None, path: Pa
 
 def _records(path: Path) -> list[Mapping[str, Any]]:
     if path.suffix.lower() == ".json":
-        found = _json(path)
+        found = read_json(path, LOG)
         found = found.get("log_history", found) if isinstance(found, Mapping) else found
+        found = _rows(found) if isinstance(found, Mapping) else found
     else:
-        try:
-            found = [json.loads(line) for line in _text(path).splitlines() if line.strip()]
-        except ValueError as error:
-            raise ValueError(f"{path}: not lines of JSON ({error})") from None
+        found = _lines_of_json(path)
     if not isinstance(found, list) or not all(isinstance(r, Mapping) for r in found) or not found:
         raise ValueError(f"{path}: needed log_history, or a list of objects with step and loss")
+    return [_flat(record) for record in found]
+
+
+def _lines_of_json(path: Path) -> list[Any]:
+    """An object per line; the last line is left out where the program died while it wrote it."""
+    lines = [line for line in read_text(path, LOG).splitlines() if line.strip()]
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(parse_json(line, f"{path}, line {number}"))
+        except ValueError:
+            if number < len(lines) or number == 1:
+                raise
+    return found
+
+
+def _rows(columns: Mapping[str, Any]) -> Any:
+    """Records from an object of columns, as pandas writes a table; anything else as it is."""
+    lists = {
+        name: list(column.values()) if isinstance(column, Mapping) else column
+        for name, column in columns.items()
+    }
+    if len({len(c) if isinstance(c, list) else -1 for c in lists.values()}) != 1:
+        return columns
+    if not all(isinstance(column, list) for column in lists.values()):
+        return columns
+    return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+
+
+def _flat(record: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+    """A record without records inside: {"train": {"loss": 1}} has the entry `train/loss`."""
+    found: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping) and depth < DEPTH:
+            inner = _flat(value, depth + 1)
+            found |= {f"{name}/{key}": entry for key, entry in inner.items()}
+        else:
+            found[str(name)] = value
+    return found
+
+
+def _from_lines(path: Path) -> list[Mapping[str, Any]]:
+    """The lines of a text log that begin with a step, as records of their named numbers."""
+    found: list[Mapping[str, Any]] = []
+    for line in read_text(path, LOG).splitlines():
+        step = STEP.match(line[:LINE])
+        if step is None:
+            continue
+        pieces = re.split(r"[,;|\t]", line[step.end() : LINE])
+        named = [match for piece in pieces if (match := NAMED.match(piece))]
+        if named:
+            found.append({"step": int(step[1])} | {m[1].strip(): float(m[2]) for m in named})
+    if not found:
+        raise ValueError(
+            f"{path}: no line like 'step 250: train loss 1.23' or 'iter 10: loss 2.3'; a text log "
+            f"needs them, other logs are read as .csv, .json or .jsonl"
+        )
     return found
 
 
@@ -196,22 +283,8 @@ def _numbers(cells: Iterable[Iterable[Any]], path: Path) -> Points:
             continue
         try:
             pair = float(step), float(loss)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ValueError(f"{path}, line {number}: step and loss must be numbers") from None
         if math.isfinite(pair[0]):
             points.append(pair)
     return points
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not a text file of columns ({error})") from None
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(_text(path))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({error})") from None

@@ -11,20 +11,45 @@ from pathlib import Path
 
 import numpy as np
 
+from iclflow.results.reading import LOG, read_bytes
+
 FIXED = {1: 8, 5: 4}  # bytes of the wire types of fixed size
+
+
+def _table(polynomial: int) -> tuple[int, ...]:
+    """The remainders of all bytes, by which a checksum goes a byte at a time."""
+    found = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (polynomial if byte & 1 else 0)
+        found.append(byte)
+    return tuple(found)
+
+
+CASTAGNOLI = _table(0x82F63B78)  # of CRC-32C, bits reversed
 TYPES = {1: np.dtype("<f4"), 2: np.dtype("<f8")}  # of a tensor: DT_FLOAT, DT_DOUBLE
 
 
 def read_events(path: Path | str) -> dict[str, list[tuple[int, float]]]:
     """Tag -> (step, value) in the order written; a record that is still being written ends it."""
     found: dict[str, list[tuple[int, float]]] = {}
-    content = Path(path).read_bytes()
+    content = read_bytes(path, LOG)
     place = 0
     while place + 12 <= len(content):
-        (length,) = struct.unpack_from("<Q", content, place)
+        length, checked = struct.unpack_from("<QI", content, place)
+        if masked_crc(content[place : place + 8]) != checked:
+            raise ValueError(
+                f"{path}: damaged, or not an event file of TensorBoard: the checksum of a length "
+                f"at byte {place} does not fit"
+            )
         record = content[place + 12 : place + 12 + length]
-        if len(record) < length:
+        if len(content) < place + 16 + length:
             break
+        (checked,) = struct.unpack_from("<I", content, place + 12 + length)
+        if masked_crc(record) != checked:
+            raise ValueError(
+                f"{path}: damaged: the checksum of the record at byte {place} does not fit"
+            )
         place += 16 + length
         try:
             for tag, step, value in _scalars(record):
@@ -32,6 +57,18 @@ def read_events(path: Path | str) -> dict[str, list[tuple[int, float]]]:
         except (IndexError, struct.error, UnicodeDecodeError, ValueError) as error:
             raise ValueError(f"{path}: not an event file of TensorBoard ({error})") from None
     return found
+
+
+def masked_crc(data: bytes) -> int:
+    """The checksum of TensorBoard's records: CRC-32C, rotated by 15 bits, plus a constant.
+
+    The mask is there because a checksum of data that hold checksums is weak.
+    """
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = CASTAGNOLI[(crc ^ byte) & 255] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _scalars(event: bytes) -> Iterator[tuple[str, int, float]]:

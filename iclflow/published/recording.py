@@ -1,8 +1,6 @@
 """Recorded runs of the published code: an .npz file read into losses, model and curves."""
 
 import dataclasses
-import json
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from iclflow.models import AbstractModel
 from iclflow.published.options import Options
 from iclflow.published.training import published_loss
 from iclflow.published.weights import from_published
+from iclflow.results.reading import Archive, parse_json
 from iclflow.tasks.prompt import Normaliser, Prompt
 from iclflow.tasks.prompts import StackedPrompts
 
@@ -54,18 +53,14 @@ class Recording:
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an .npz file, without the intermediate weights; nothing is unpickled."""
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
     try:
-        if not zipfile.is_zipfile(path):
-            raise ValueError("it is no .npz archive")
-        with zipfile.ZipFile(path) as archive:
-            sizes = [entry.file_size for entry in archive.infolist()]
-        require_memory(3 * sum(sizes), "its arrays", "it is too large to be repeated here")
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files if not name.startswith("traj_")}
-    except Exception as error:  # damaged archives raise almost anything
-        reason = " ".join(str(error).split())[:100]
+        archive = Archive(path)
+        names = [name for name in archive.shapes if not name.startswith("traj_")]
+        needed = 3 * sum(archive.sizes[name] for name in names)
+        require_memory(needed, "its arrays", "it is too large to be repeated here")
+        return {name: archive.read(name, needed) for name in names}
+    except ValueError as error:
+        reason = " ".join(str(error).split()).removeprefix(f"{path}: ")[:100]
         raise ValueError(f"not a readable recording ({reason})") from None
 
 
@@ -73,8 +68,8 @@ def _build(arrays: dict[str, np.ndarray]) -> Recording:
     if "args_json" not in arrays:
         raise ValueError("the options are missing (array args_json); is it a recorded run?")
     try:
-        arguments = json.loads(str(arrays["args_json"]))
-    except (json.JSONDecodeError, RecursionError):
+        arguments = parse_json(str(arrays["args_json"]), "args_json")
+    except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
         raise ValueError("args_json is not a JSON object of options")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from iclflow.results.files import write_text
+from iclflow.results.reading import read_json
 
 MANIFEST = "manifest.json"
 _MAKER = "iclflow reproduce"
@@ -36,7 +37,7 @@ def prepare(out: Path, files: Sequence[str]) -> None:
 def claimed(out: Path) -> set[str]:
     """The files that earlier reports wrote."""
     try:
-        found = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+        found = read_json(out / MANIFEST)
         if found["made_by"] != _MAKER:
             return set()
         return {MANIFEST, *(str(name) for name in found["files"])}

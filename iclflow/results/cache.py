@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from iclflow.results.files import write_text
+from iclflow.results.reading import read_json
 
 VARIABLE = "ICLFLOW_CACHE"
 _OFF = {"0", "off", "no", "false"}
@@ -68,10 +69,8 @@ def recall(name: str) -> dict[str, Any]:
         return {}
     try:
         path = folder / name
-        if not path.is_file() or path.stat().st_size > _LARGEST:
-            return {}
-        entries = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        entries = read_json(path, _LARGEST)
+    except (OSError, ValueError):
         return {}
     return entries if isinstance(entries, dict) else {}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import xarray as xr
 
 from iclflow.results.files import replacing
+from iclflow.results.reading import require_regular
 
 
 def check_free(path: Path | str, key: str) -> None:
@@ -67,9 +68,7 @@ def with_present_names(dataset: xr.Dataset) -> xr.Dataset:
 @contextmanager
 def opened(path: Path | str) -> Iterator[xr.Dataset]:
     """A Dataset that is not read yet; what goes wrong inside the block is the file's fault."""
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
+    path = require_regular(path)
     failure, hook = "", sys.unraisablehook
     try:
         with xr.open_dataset(path, engine="h5netcdf") as dataset:

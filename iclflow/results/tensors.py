@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from iclflow.results.files import replacing
+from iclflow.results.reading import require_regular
 
 
 class CheckpointError(ValueError):
@@ -24,8 +25,10 @@ def open_tensors(path: Path | str) -> Iterator[Any]:
     """
     from safetensors import SafetensorError, safe_open
 
-    if not Path(path).is_file():
-        raise CheckpointError(f"{path}: no such file")
+    try:
+        require_regular(path)
+    except (ValueError, OSError) as error:
+        raise CheckpointError(str(error)) from None
     try:
         with safe_open(path, framework="numpy") as file:
             yield file

@@ -13,6 +13,7 @@ import numpy as np
 
 from iclflow.results.files import write_text
 from iclflow.results.provenance import code_key, content_key
+from iclflow.results.reading import field, read_object, require_count
 from iclflow.results.tensors import load_tree, save_tree, write_tensors
 from iclflow.runs import plan as planning
 from iclflow.runs.batch import Piece, Standing
@@ -37,13 +38,19 @@ class Store:
         self.begun: dict[str, list[Any]] = {}  # number of a batch -> its engine and pieces
         self.folder.mkdir(parents=True, exist_ok=True)
         if (self.folder / PLAN).exists():
-            plan = json.loads((self.folder / PLAN).read_text())
-            if plan["content_key"] != self.key:
+            where = self.folder / PLAN
+            plan = read_object(where)
+            if field(plan, "content_key", str, where) != self.key:
                 raise ValueError(
                     f"{self.folder} holds another run (other settings, start or code); choose "
                     f"another folder or move it away"
                 )
-            self.sizes, self.begun = plan["sizes"], plan["begun"]
+            sizes = field(plan, "sizes", list, where)
+            self.sizes = [require_count(size, "sizes", where) for size in sizes]
+            self.begun = field(plan, "begun", dict, where)
+            for number, entry in self.begun.items():
+                if not isinstance(entry, list) or list(map(type, entry)) != [str, int]:
+                    raise ValueError(f"{where}: 'begun' of batch {number} needs engine and pieces")
 
     def begin(self, sizes: Sequence[int]) -> None:
         """Keep the sizes of the batches: with other free memory they would be others."""

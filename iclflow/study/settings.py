@@ -1,7 +1,6 @@
 """One experiment stated in plain values: a TOML file or the command line writes it."""
 
 import dataclasses
-import json
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from iclflow.models import AbstractInitialiser, Blocks, Layers, empty_model
 from iclflow.models.registry import MODELS
 from iclflow.results.choices import require_choice
 from iclflow.results.progress import Progress
+from iclflow.results.reading import parse_json, read_text
 from iclflow.study.fields import Fields, from_names
 from iclflow.study.load import load_runs
 from iclflow.study.sizes import require_room
@@ -206,9 +206,7 @@ def _stated(path: Path) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as a dictionary, or `ValueError` in one line that names the file."""
     try:
-        if not path.is_file() or path.stat().st_size > SETTINGS_BYTES:
-            raise ValueError("it is no file, or too large to be one")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path, SETTINGS_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         reason = "too deeply nested" if isinstance(error, RecursionError) else error
         raise ValueError(f"{path} is not a readable settings file: {reason}") from None
@@ -217,7 +215,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def _of_run(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """What a saved run states."""
     try:
-        found = json.loads(attributes["settings"])
+        found = parse_json(attributes["settings"], "settings")
         kind = found.pop("kind")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         kind, found = None, {}

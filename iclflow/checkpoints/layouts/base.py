@@ -7,6 +7,7 @@ them: they are noted. With rotary positions W_Q W_Kᵀ is the circuit at relativ
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable
 
@@ -97,6 +98,7 @@ class Layout:
     stack: str  # the start of the names, with * for the layer's number
     layers: tuple[int, ...]
     heads: int
+    said: int | None = dataclasses.field(default=None, compare=False)  # layers by the settings
 
     @property
     def family(self) -> str:
@@ -136,7 +138,41 @@ class Layout:
             if re.fullmatch(re.escape(first) + r"([qk]_(layer)?norm|[qk]_ln)\.(weight|w)", name):
                 what = {"q": "query", "k": "key"}[name[len(first)]]
                 notes[f"{what} norm"] = "present, not included"
-        return notes
+        return notes | self._missing(source) | _unusual(source, first)
+
+    def _missing(self, source: AbstractSource) -> dict[str, str]:
+        """Layers that the model has and the circuits do not, in words."""
+        before, _, after = self.stack.partition("*")
+        if not after:
+            return {}
+        pattern = re.compile(re.escape(before) + r"(\d+)\.")
+        there = {int(m[1]) for name in source.names() if (m := pattern.match(name))}
+        others = sorted(there - set(self.layers))
+        found = {}
+        if others:
+            found["layers left out"] = (
+                f"{', '.join(map(str, others[:12]))}{', ...' * (len(others) > 12)}: they have no "
+                f"attention under the names of {self.family}"
+            )
+        absent = sorted(set(range(self.said or 0)) - there)
+        if absent:
+            found["layers not in the file"] = (
+                f"{len(absent)} of the {self.said} that the settings name, from {absent[0]} to "
+                f"{absent[-1]}: this is a part of the checkpoint"
+            )
+        return found
+
+    def not_finite(self, source: AbstractSource, layer: int) -> list[str]:
+        """The tensors of a layer's attention that hold NaN or infinities, in words."""
+        found = []
+        for name in source.names():
+            if not name.startswith(self.stem(layer)) or len(source.shape(name)) not in (1, 2, 3):
+                continue
+            wrong = int(np.sum(~np.isfinite(source.read(name))))
+            if wrong:
+                count = math.prod(source.shape(name))
+                found.append(f"tensor {name}: {wrong} of {count} values are not finite")
+        return found
 
     def _positions(self, source: AbstractSource, stem: str) -> str:
         positions = self.kind.positions
@@ -172,6 +208,10 @@ def read_tensor(source: AbstractSource, base: str, dims: int) -> tuple[str, np.n
         raise CheckpointError(
             f"{source.where(name)}: tensor {name} has shape {shape}, needed {dims} dimensions"
         )
+    if 0 in shape:
+        raise CheckpointError(
+            f"{source.where(name)}: tensor {name} has shape {shape}; it holds no values"
+        )
     return name, source.read(name)
 
 
@@ -197,6 +237,22 @@ def _biases(source: AbstractSource, stem: str) -> str:
     if nonzero:
         return f"present, not included: {', '.join(sorted(nonzero))}"
     return "stored, all zero" if found else "none"
+
+
+def _unusual(source: AbstractSource, stem: str) -> dict[str, str]:
+    """What some models do inside attention beyond scores and values, from the names of tensors."""
+    names = {name[len(stem) :] for name in source.names() if name.startswith(stem)}
+    found = {}
+    if any(name.startswith(("attn_sub_norm", "inner_attn_ln")) for name in names):
+        found["inner norm"] = (
+            "a norm between the values and the output (BitNet): OV is without it and its gain"
+        )
+    if any(name.startswith("lambda_q1") for name in names):
+        found["differential attention"] = (
+            "pairs of heads subtract their scores (DiffLlama): QK and OV are of single heads, "
+            "before the subtraction"
+        )
+    return found
 
 
 def _gains(source: AbstractSource, stack: str, layer: int) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from iclflow.checkpoints.files import AbstractSource, CheckpointError
 from iclflow.checkpoints.layouts import storage
 from iclflow.checkpoints.layouts.base import Family, Layout, NoAttentionError, full_name
+from iclflow.results.reading import require_count
 
 ADDED = "not rotary: added to the input, or none"
 ANYWHERE = r"(?:\D*(\d+).*\.|.*\.)?"  # the layer is the first number in the name, if there is one
@@ -103,6 +104,11 @@ def find_layout(
         names = source.names()
         where = source.where(names[0]) if names else "checkpoint"
         families = ", ".join(dict.fromkeys(family.name for family in FAMILIES))
+        if any(".lora_" in name for name in names):
+            raise NoAttentionError(
+                f"{where}: a LoRA adapter, which holds changes of the weights and not the weights; "
+                f"merge it into its base model (peft: merge_and_unload) and save that"
+            )
         raise NoAttentionError(
             f"{where}: no attention under the names of {families}; the names begin with: "
             f"{', '.join(names[:3]) or 'no tensors'}"
@@ -122,7 +128,7 @@ def find_layout(
             f"the number of heads is not in the weights; put the model's config.json beside them "
             f"or give the number of heads"
         )
-    return Layout(family, where, layers, int(count))
+    return Layout(family, where, layers, int(count), layer_count(source, where))
 
 
 def _stacks(source: AbstractSource) -> dict[str, tuple[Family, tuple[int, ...]]]:
@@ -147,15 +153,41 @@ def _stacks(source: AbstractSource) -> dict[str, tuple[Family, tuple[int, ...]]]
     return found
 
 
-def head_count(source: AbstractSource, where: str) -> int | None:
-    """The number of heads in a model's settings; those of a part of it come first."""
+def settings_of(source: AbstractSource, where: str) -> tuple[Mapping[str, Any], str]:
+    """The settings of the part of a model that a stack belongs to, and the part's name or ""."""
     config: Mapping[str, Any] = source.config
+    named = ""
     parts = [part for part in ("encoder", "decoder", "text", "vision") if part in where]
     for part in sorted(parts, key=where.index):  # decoder.layers.0.encoder_attn is the decoder's
         for nested in (part, f"{part}_config"):
             if isinstance(config.get(nested), Mapping):
                 config = config[nested]
-        if count := config.get(f"{part}_attention_heads"):
-            return count
-    keys = ("num_attention_heads", "n_head", "num_heads", "n_heads")
-    return next((config[key] for key in keys if config.get(key)), None)
+        named = named or part
+    return config, named
+
+
+def _number(source: AbstractSource, where: str, keys: tuple[str, ...]) -> int | None:
+    """A size in a model's settings under one of several keys; that of the part comes first.
+
+    A key without a value (null, 0) counts as not there.
+    """
+    config, part = settings_of(source, where)
+    for key in (*(f"{part}_{key}" for key in keys if part), *keys):
+        if config.get(key) not in (None, 0):
+            try:
+                return require_count(config[key], key, "config.json")
+            except ValueError as error:
+                raise CheckpointError(str(error)) from None
+    return None
+
+
+def head_count(source: AbstractSource, where: str) -> int | None:
+    """The number of heads in a model's settings; those of a part of it come first."""
+    keys = ("attention_heads", "num_attention_heads", "n_head", "num_heads", "n_heads")
+    return _number(source, where, keys)
+
+
+def layer_count(source: AbstractSource, where: str) -> int | None:
+    """The number of layers in a model's settings; those of a part of it come first."""
+    keys = ("layers", "num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    return _number(source, where, keys)
