@@ -49,7 +49,8 @@ class Store:
             self.sizes = [require_count(size, "sizes", where) for size in sizes]
             self.begun = field(plan, "begun", dict, where)
             for number, entry in self.begun.items():
-                if not isinstance(entry, list) or list(map(type, entry)) != [str, int]:
+                kinds = list(map(type, entry)) if isinstance(entry, list) else []
+                if kinds not in ([str, int], [type(None), int]):
                     raise ValueError(f"{where}: 'begun' of batch {number} needs engine and pieces")
 
     def begin(self, sizes: Sequence[int]) -> None:
