@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from iclflow.results.files import write_text
-from iclflow.results.reading import read_json
 
 VARIABLE = "ICLFLOW_CACHE"
 _OFF = {"0", "off", "no", "false"}
@@ -64,6 +63,8 @@ def recall(name: str) -> dict[str, Any]:
 
     - `name`: of the file, with its ending `.json`.
     """
+    from iclflow.results.reading import read_json  # NumPy comes with it: not at every start
+
     folder = cache_folder()
     if folder is None:
         return {}
