@@ -18,6 +18,7 @@ from iclflow.checkpoints import measure_series as measured
 from iclflow.diagnosis import diagnose_curve, read_curve
 from iclflow.results import reading
 from iclflow.results.netcdf import load
+from iclflow.results.terminal import printable
 from iclflow.runs.store import Store
 from iclflow.study.settings import read_toml
 
@@ -95,7 +96,7 @@ def test_members_that_unpack_to_far_more_than_they_have_are_refused(tmp_path):
 
 
 def test_control_characters_never_reach_the_terminal(capsys, tmp_path):
-    assert reading.printable("a\x1b[31m\x9b\x07é\u202e") == "a\\x1b[31m\\x9b\\x07é\\u202e"
+    assert printable("a\x1b[31m\x9b\x07é\u202e") == "a\\x1b[31m\\x9b\\x07é\\u202e"
     log = tmp_path / "log.csv"
     log.write_text("step,\x1b[2Jone,\x1b[2Jtwo\n1,2,3\n")
     write_safetensors(tmp_path / "m.safetensors", {"\x1b[2Jw\u009b": np.zeros((2, 2))})

@@ -14,6 +14,7 @@ import iclflow
 from iclflow.cli.compiling import compile_sparingly, forget_programs, keep_programs
 from iclflow.cli.interrupts import interruptible, leave
 from iclflow.results.choices import require_choice
+from iclflow.results.terminal import printable
 
 # Name -> one line. Module iclflow.cli.<name> has `add_arguments(parser)` and `run(args) -> int`.
 COMMANDS = {
@@ -55,8 +56,6 @@ class Parser(argparse.ArgumentParser):
 
 def fail(message: str) -> NoReturn:
     """One clear line on stderr, exit code 2."""
-    from iclflow.results.reading import printable  # NumPy comes with it: not at every start
-
     line = printable(" ".join(message.split()))
     line = line if len(line) <= LINE else f"{line[:LINE]}..."
     print(f"iclflow: {line}", file=sys.stderr)
@@ -160,8 +159,6 @@ def run_command(given: Sequence[str]) -> int:
 @contextmanager
 def warnings_in_a_line() -> Iterator[None]:
     """Warnings of integrators and the like as one line each, once."""
-    from iclflow.results.reading import printable
-
     said = set()
 
     def show(message: Warning | str, *_: Any) -> None:

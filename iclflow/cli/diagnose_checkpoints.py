@@ -8,7 +8,7 @@ from typing import Any
 
 from iclflow.cli.console import progress
 from iclflow.cli.diagnose_output import finish
-from iclflow.results.reading import printable
+from iclflow.results.terminal import printable
 
 
 def diagnose_checkpoints(args: argparse.Namespace) -> int:

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from iclflow.results.terminal import printable
+
 SETTINGS = 2**24  # bytes of a file of settings; the index of a model of 10⁵ tensors has fewer
 LOG = 2**30  # bytes of a log or a table
 ARRAYS = 2**34  # bytes of the arrays in one .npz member
@@ -216,23 +218,6 @@ def map_array(path: Path | str) -> np.ndarray:
     if not isinstance(found, np.ndarray):
         raise ValueError(f"{path}: not an .npy file")
     return found
-
-
-def printable(text: Any) -> str:
-    r"""A text in which no character can steer the terminal: control characters are escaped.
-
-    Names of tensors, columns and files are others' words. Without this a name could move the
-    cursor, change colours or rewrite a line that has been printed.
-
-    >>> from iclflow.results.reading import printable
-    >>> printable("a\x1b[2Jb")
-    'a\\x1b[2Jb'
-    """
-    return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in str(text))
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def _said(value: Any) -> str:
