@@ -276,7 +276,7 @@ def test_an_interrupt_ends_it_cleanly(said, monkeypatch, tmp_path):
     monkeypatch.setattr("iclflow.bench.measure.measure", interrupted)
     code, out, err, _ = said("--out", "a.json")
     assert (code, out) == (130, "")
-    assert err == "iclflow: interrupted; nothing was written\n"
+    assert err == "iclflow: interrupted\n"
     assert not (tmp_path / "a.json").exists()
 
 

@@ -1,5 +1,6 @@
 """Arguments that cannot be meant: a `ValueError` of one line with what is needed, or the truth."""
 
+import io
 import json
 import subprocess
 import sys
@@ -7,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from iclflow.bench.files import PARTS
+from iclflow.cli import main
+from iclflow.cli.reproduce import alone_in
 from iclflow.losses.memory import UNKNOWN, available_bytes
 
 PLAIN = Path(__file__).with_name("plain_calls.py")
@@ -16,6 +20,10 @@ SETUP = [
     "key := jax.random.key(0)",
     "wide := icl.Separate.initialiser(icl.Task([0.5, 0.3, 0.2], 11), heads=1, scale=0.1)(key)",
     "model := icl.Separate.initialiser(task, heads=2, scale=0.1)(key)",
+    "loss := icl.Population(task)",
+    "run := icl.simulate(loss, model, icl.Descent(0.1), until=20)",
+    "runs := icl.sweep(task, icl.Separate.initialiser(task, heads=2, scale=0.1), "
+    "icl.Descent(0.1), until=20)",
 ]
 
 # An expression, and a word of the message that refuses it.
@@ -113,6 +121,11 @@ REFUSED = {
         ("icl.Fresh(task, icl.Population(task), True)", "the batch must be a whole"),
         ("icl.Fresh(task, 'population', 5)", "evaluation must be a loss"),
     ],
+    "files": [
+        ("icl.save(runs, 'x.csv')", "would be NetCDF; give it the ending .nc"),
+        ("icl.save(runs, 'x')", "give it the ending .nc"),
+        ("icl.save(run, 'x.nc')", "save writes a Dataset"),
+    ],
     "words": [
         ("icl.Task([0.7, 0.2], 5, inputs='sphere')", "such as Sphere(), got 'sphere'"),
         ("icl.Task([0.7, 0.2], 5, inputs=icl.Sphere)", "such as Sphere()"),
@@ -131,6 +144,11 @@ REFUSED = {
 
 # An expression that is meant, and what it is.
 MEANT = [
+    (
+        "[line.get_ydata().tolist() == run.loss.tolist() for line in "
+        "icl.plots.loss(run).axes[0].lines]",
+        "[True]",
+    ),
     ("icl.Task([0.7, 0.2], np.int64(5)).context", "5"),
     ("icl.Task([0.2, 0.7], 5).spectrum.tolist()", "[0.7, 0.2]"),
     ("icl.Task(np.asarray([1, 2]), 5).spectrum.tolist()", "[2.0, 1.0]"),
@@ -232,3 +250,86 @@ def test_free_memory_knows_the_limit_of_the_address_space(tmp_path, monkeypatch)
     kernel = tree(tmp_path, {"proc/self/status": "VmSize: 1000 kB\n"})
     monkeypatch.setattr(resource, "getrlimit", lambda _: (3_000_000, 4_000_000))
     assert available_bytes(kernel) == 3_000_000 - 1000 * 1024
+
+
+def command(capsys, *arguments):
+    """Exit code, stdout and stderr of one command."""
+    try:
+        code = main([str(a) for a in arguments])
+    except SystemExit as end:
+        code = end.code
+    found = capsys.readouterr()
+    return code, found.out, found.err
+
+
+TINY = ["--spectrum", "0.5,0.3", "--context", "4", "--heads", "2"]
+
+# A command that cannot be meant, and a word of the line that refuses it.
+LINES = [
+    (["simulate", *TINY, "--eigen-seed", "5"], "eigen_seed does nothing without rotate"),
+    (["theory", *TINY, "--scale", "5e-324"], "lost in rounding"),
+    (["reproduce", "--out", ""], "give the name of a folder"),
+    (["simulate", "--from", "both.toml"], "states scale twice"),
+    (["simulate", "--dim=--"], "--dim=-- has no value"),
+    (["simulate", *TINY, "--steps", "5", "--out", "loop.nc"], "link that leads to itself"),
+    (["bench", "--from", "damaged.json"], "a measurement is damaged"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "word"), LINES, ids=str)
+def test_a_command_that_cannot_be_meant_is_refused_in_one_line(
+    capsys, tmp_path, monkeypatch, line, word
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "both.toml").write_text("init = 0.1\nscale = 0.2\nsteps = 5\n")
+    (tmp_path / "loop.nc").symlink_to("loop.nc")
+    (tmp_path / "damaged.json").write_text(json.dumps(dict.fromkeys(PARTS, 3)))
+    code, out, err = command(capsys, *line)
+    assert (code, out) == (2, "")
+    assert word in err
+    assert err.count("\n") == 1
+
+
+def test_a_plan_knows_the_largest_stable_rate(capsys):
+    code, out, err = command(capsys, "plan", *TINY, "--steps", "1000", "--rate", "50")
+    assert (code, out) == (2, "")
+    assert "descent diverges at rate 50: the largest stable one is" in err
+
+
+def test_a_bug_is_one_line_and_its_traceback_on_demand(capsys, monkeypatch):
+    def broken(args):
+        raise KeyError("a\nname")
+
+    monkeypatch.setattr("iclflow.cli.convert.run", broken)
+    monkeypatch.delenv("ICLFLOW_DEBUG", raising=False)
+    code, out, err = command(capsys, "convert")
+    assert (code, out) == (1, "")
+    assert err.startswith("iclflow: KeyError: ")
+    assert err.endswith("this is a bug; ICLFLOW_DEBUG=1 shows the traceback\n")
+    assert err.count("\n") == 1
+    monkeypatch.setenv("ICLFLOW_DEBUG", "1")
+    with pytest.raises(KeyError):
+        main(["convert"])
+
+
+def test_a_terminal_without_unicode_does_not_end_a_command(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    assert main(["theory", *TINY]) == 0
+    assert b"least squares" in raw.getvalue()
+
+
+def test_two_reports_do_not_write_into_one_folder(tmp_path):
+    second = alone_in(tmp_path / "out")
+    with alone_in(tmp_path / "out"), pytest.raises(ValueError, match="another reproduce is"):
+        second.__enter__()
+    with alone_in(tmp_path / "out"):
+        assert not list((tmp_path / "out").iterdir())
+
+
+def test_fresh_data_with_sequences_say_what_the_sequences_are_for(capsys):
+    line = ["simulate", *TINY, "--scale", "0.1", "--steps", "3", "--rate", "0.1", "--json"]
+    code, _, err = command(capsys, *line, "--fresh", "--batch", "4", "--sequences", "50")
+    assert code == 0
+    assert err.count("\n") == 1
+    assert "reported on the same 50" in err

@@ -235,9 +235,9 @@ def test_what_does_not_fit_says_what_would_be_needed():
     with pytest.raises(ValueError, match=r"moments of .* need .* GiB.*Features or Sequences"):
         Moments.sample(task, 10, KEY)
     with pytest.raises(ValueError, match=r"features of .* need .* GiB.*Moments"):
-        Features.sample(task, 10**10, KEY)
+        Features.sample(task, 2 * 10**9, KEY)
     with pytest.raises(ValueError, match=r"sequences of 11 tokens need"):
-        Sequences.sample(task, 10**10, KEY)
+        Sequences.sample(task, 2 * 10**9, KEY)
 
 
 def test_population_needs_gaussian_inputs_for_all_blocks():

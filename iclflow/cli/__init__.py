@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import io
 import os
 import signal
 import sys
@@ -62,6 +63,17 @@ def fail(message: str) -> NoReturn:
     raise SystemExit(2)
 
 
+def unexpected(error: Exception) -> int:
+    """One line for an error that no command foresaw, exit code 1; `ICLFLOW_DEBUG=1` raises it."""
+    if isinstance(error, RuntimeError) and "Symlink loop" in str(error):  # of Path.resolve
+        fail(f"{str(error).partition('from ')[2].strip(chr(39))} is a link that leads to itself")
+    if os.environ.get("ICLFLOW_DEBUG"):
+        raise error
+    line = " ".join(f"{type(error).__name__}: {error}".split())[:LINE]
+    print(f"iclflow: {line}; this is a bug; ICLFLOW_DEBUG=1 shows the traceback", file=sys.stderr)
+    return 1
+
+
 def build_parser(command: str | None = None) -> Parser:
     """The parser; only the named command's options are built, so that start-up is quick."""
     parser = Parser(
@@ -97,6 +109,10 @@ def program() -> NoReturn:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # A letter that the terminal's encoding does not have must not end a command after its work.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         try:
             return _main(arguments)
@@ -127,21 +143,25 @@ def _main(arguments: Sequence[str] | None) -> int:
         except RecursionError:
             fail("too deeply nested to be read")
         except KeyboardInterrupt as error:
-            print(f"iclflow: interrupted; {str(error) or 'nothing was written'}", file=sys.stderr)
+            # What a command has written it says itself; of the rest nothing is known here.
+            print(f"iclflow: interrupted{f'; {error}' if str(error) else ''}", file=sys.stderr)
         except Exception as error:
             # The compiler's own way to say that memory is short.
             if "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower():
                 fail(f"not enough memory: {error}; make the problem smaller")
             if signals.received is None:
-                raise
+                return unexpected(error)
             # C++ below us makes other errors of an interrupt.
-            print("iclflow: interrupted; nothing was written", file=sys.stderr)
+            print("iclflow: interrupted", file=sys.stderr)
         return signals.code
 
 
 def run_command(given: Sequence[str]) -> int:
     """Parse the arguments of one command and run it."""
     require_choice("command", given[0], COMMANDS)
+    lost = [text for text in given if text.startswith("--") and text.endswith("=--")]
+    if lost:  # argparse makes an empty list of such a value, whatever the option's type
+        fail(f"{lost[0]} has no value (see iclflow {given[0]} --help)")
     args = build_parser(given[0]).parse_args(given)
     module = importlib.import_module(f"iclflow.cli.{given[0]}")
     if given[0] in LEVELS:

@@ -42,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, or read what was measured; show, write and draw."""
     from iclflow.bench.files import read
-    from iclflow.results.files import write_text
 
     for name in ("quick", "single", "out"):
         if args.files and getattr(args, name):
@@ -51,6 +50,21 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--history needs several measurements; give them after --from")
     check_outputs(args, (".json",), args.files)
     found = [read(path) for path in args.files] or [_measured(args)]
+    try:
+        return _report(args, found)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        if not args.files:
+            raise
+        raise ValueError(
+            f"{', '.join(map(str, args.files))}: a measurement is damaged ({error!r}); give files "
+            f"of iclflow bench --out"
+        ) from None
+
+
+def _report(args: argparse.Namespace, found: list[dict[str, Any]]) -> int:
+    """Write, draw and show the measurements."""
+    from iclflow.results.files import write_text
+
     if args.out is not None:
         write_text(args.out, json.dumps(plain(found[0]), indent=1, allow_nan=False) + "\n")
     for path, name in ((args.plot, "bench_figure"), (args.history, "history_figure")):

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "figures", nargs="*", metavar="FIGURE", help="names, all (default), or nonlinear"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="default: report, or report-quick with --quick"
+        "--out", type=folder, metavar="DIR", help="default: report, or report-quick with --quick"
     )
     parser.add_argument("--quick", action="store_true", help="smaller: fewer sequences and seeds")
     parser.add_argument(
@@ -55,12 +55,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
+def folder(text: str) -> Path:
+    """A type for argparse: the name of a folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("give the name of a folder, for example report")
+    return Path(text)
+
+
+@contextmanager
+def alone_in(out: Path) -> Iterator[None]:
+    """Hold the folder for this process; `ValueError` where another `reproduce` holds it.
+
+    The lock is the operating system's and sits on the folder itself, so it ends with the process,
+    even a killed one, and leaves no file.
+    """
+    try:
+        import fcntl
+    except ImportError:  # not a Unix
+        yield
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    handle = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another reproduce is writing into {out}; wait for it, or choose another --out"
+            ) from None
+        yield
+    finally:
+        os.close(handle)
+
+
 def run(args: argparse.Namespace) -> int:
     """Build the report and say what became of it."""
     from iclflow.report.figures import choose
 
     figures = choose(args.figures)
     out = args.out or Path("report-quick" if args.quick else "report")
+    with alone_in(out):
+        return run_alone(args, figures, out)
+
+
+def run_alone(args: argparse.Namespace, figures: list[Any], out: Path) -> int:
+    """Build the report in a folder that no other process writes to."""
     if not args.force:
         figures = with_earlier(figures, out, args.quick)
     if not any(figure.source.resumes for figure in figures):  # these train for hours

@@ -7,6 +7,7 @@ factor 1/2, the clock is t/tau = 2 * rate * step, and --scale is the norm of eac
 import argparse
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,14 @@ def run(args: argparse.Namespace) -> int:
     began = time.perf_counter()
     check_outputs(args, (".nc",), [] if args.file is None else [args.file])
     settings, runs = settings_of(args), None
+    if settings.fresh and settings.sequences is not None:
+        warnings.warn(
+            f"--fresh trains on new sequences; the loss is reported on the same "
+            f"{settings.sequences} throughout, and without --sequences on the population",
+            stacklevel=1,
+        )
+    if settings.scale == 0:
+        warnings.warn("from zero weights nothing is learned; give a --scale", stacklevel=1)
     if args.out is not None:
         runs = finished(args.out, content_key(settings), force=args.force)
     with progress("sampling", quiet=args.json) as report:

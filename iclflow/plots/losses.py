@@ -8,10 +8,11 @@ from matplotlib.axes import Axes
 
 from iclflow.plots.levels import plot_levels
 from iclflow.plots.style import COLOURS, COLUMN, LOSS, THEORY, TIME, Figure, style
+from iclflow.results.trajectory import Trajectory
 
 
 def loss_figure(
-    runs: xr.Dataset,
+    runs: xr.Dataset | Trajectory,
     *,
     levels: Any = (),
     theory: Any = None,
@@ -19,6 +20,7 @@ def loss_figure(
 ) -> Figure:
     """One panel: the loss of every seed, theory dashed.
 
+    - `runs`: a Dataset of `sweep`, or the Trajectory of one `simulate`.
     - `levels`: losses of the plateaus, dotted.
     - `theory`: anything with a `time` and a `loss`: a Dataset, a Trajectory, a prediction.
     """
@@ -31,12 +33,20 @@ def loss_figure(
 
 def plot_loss(
     axes: Axes,
-    runs: xr.Dataset,
+    runs: xr.Dataset | Trajectory,
     *,
     levels: Any = (),
     theory: Any = None,
 ) -> Axes:
-    """Loss against t/τ (steps for optimisers with no clock), dotted levels L(M_m)."""
+    """Loss against t/τ (steps for optimisers with no clock), dotted levels L(M_m).
+
+    - `runs`: a Dataset of `sweep`, or the Trajectory of one `simulate`.
+    """
+    if isinstance(runs, Trajectory):
+        if "loss" not in runs.record or np.ndim(runs.loss) != 1:
+            raise ValueError("plots.loss needs one run that recorded its loss: record=('loss',)")
+        clocks = {"time": ("time", np.asarray(runs.time)), "step": ("time", np.asarray(runs.step))}
+        runs = xr.Dataset({"loss": ("time", np.asarray(runs.loss))}, clocks)
     timed = "time" in runs.coords and bool(np.all(np.isfinite(runs["time"])))
     timed = timed and runs["time"].attrs.get("long_name") != "training steps"
     clock = runs["time" if timed else "step"]

@@ -30,7 +30,20 @@ def check_free(path: Path | str, key: str) -> None:
 
 
 def save(dataset: xr.Dataset, path: Path | str) -> Path:
-    """Write a Dataset to NetCDF, unless the file there holds another run."""
+    """Write a Dataset to NetCDF, unless the file there holds another run.
+
+    - `dataset`: the runs, as `sweep` returns them; of one `simulate`, `to_dataset(trajectory)`.
+    - `path`: the file, which ends in `.nc`: another ending would promise another format.
+    """
+    if not isinstance(dataset, xr.Dataset):
+        raise ValueError(
+            f"save writes a Dataset, as sweep returns it, got {type(dataset).__name__}"
+        )
+    if Path(path).suffix.lower() != ".nc":
+        raise ValueError(
+            f"{path} would be NetCDF; give it the ending .nc (or, for a table, "
+            f"runs.to_dataframe().to_csv)"
+        )
     check_free(path, str(dataset.attrs.get("content_key")))
     return replace(dataset, path)
 

@@ -20,6 +20,8 @@ HEADED = (*LAYERS, "mlp", "conv", *DEEP.values())
 RANKED = ("separate", "softmax-separate", "conv", "layers-separate")
 SEEDS = 2**32  # seeds are whole numbers below
 LONGEST = 10**12  # steps
+EIGEN_SEED = 2  # of eigenvectors, pool and w*, unless another is given
+SMALLEST = 1e-100  # init scale besides 0, whose third power is a normal number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +115,9 @@ class Fields:
     data_seed: int = option(
         1, RUNS, "seed of the sequences", least=0, most=SEEDS - 1, needs=("sequences",)
     )
-    eigen_seed: int = option(2, RUNS, "seed of eigenvectors, pool and w*", least=0, most=SEEDS - 1)
+    eigen_seed: int = option(
+        EIGEN_SEED, RUNS, "seed of eigenvectors, pool and w*", least=0, most=SEEDS - 1
+    )
     save: str = option(
         "auto:400", RUNS, "log:COUNT, linear:COUNT, mixed:COUNT, auto:COUNT (dense at drops), "
         "all, or a list", metavar="WHEN",
@@ -132,6 +136,16 @@ class Fields:
         self._require_useful()
         if self.steps is not None and self.time is not None:
             raise ValueError("steps and time both say when the run ends; give one of them")
+        if self.eigen_seed != EIGEN_SEED and not (self.rotate or self.pool or self.fixed_fraction):
+            raise ValueError(
+                "eigen_seed does nothing without rotate, a pool or a fixed task; give rotate to "
+                "draw the eigenvectors, or leave eigen_seed out"
+            )
+        if 0 < self.scale < SMALLEST:
+            raise ValueError(
+                f"a scale of {self.scale:g} is lost in rounding, since products of three weights "
+                f"fall below the smallest number; give 0, or at least {SMALLEST:g}"
+            )
         if self.fresh and self.batch is None:
             raise ValueError("fresh data need a batch size; give batch, for example 512")
         if self.batch is not None and self.sequences is None and not self.fresh:
@@ -172,6 +186,8 @@ def from_names(found: Mapping[str, Any], where: str) -> dict[str, Any]:
     for said, value in found.items():
         name = names.get(said.replace("-", "_"), said.replace("-", "_"))
         require_choice(f"setting in {where}", name, list(described()))
+        if name in given:
+            raise ValueError(f"{where} states {name} twice, once as {said}; leave one of them out")
         kind, about = described()[name]
         given[name] = about.check(name, kind, value)
     return given

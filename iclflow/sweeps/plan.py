@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from iclflow.diagnostics import first_crossings
+from iclflow.dynamics import stable_rate
 from iclflow.models import AbstractModel, draw_model, draw_models, empty_model
 from iclflow.results.progress import Progress
 from iclflow.study.settings import Settings
@@ -72,6 +73,13 @@ def plan(settings: Settings, probability: float) -> dict[str, Any]:
     found = law(settings)  # before the rate: without a theory there is no plan at any rate
     study = Study.of(dataclasses.replace(settings, seeds=1))
     rate = float(study.dynamics.rate)  # pyright: ignore[reportAttributeAccessIssue]
+    start = draw_model(study.init, jax.random.key(settings.seed))
+    limit = float(stable_rate(study.loss, start, fraction=1.0))
+    if rate > limit:
+        raise ValueError(
+            f"descent diverges at rate {rate:g}: the largest stable one is {limit:.3g} on this "
+            f"task; leave rate out for a quarter of it"
+        )
     end = 2 * rate * settings.steps
     left = found.left(end)
     spread = np.sqrt(left * (1 - left) / len(found.times))
