@@ -19,6 +19,7 @@ import iclflow as icl
 
 jax.config.update("jax_enable_x64", True)
 warnings.simplefilter("error")  # a conversion that only warns is no answer
+warnings.filterwarnings("ignore", message="A JAX array is being set as static")  # then we refuse
 
 
 def main() -> None:

@@ -21,7 +21,11 @@ SETUP = [
     "wide := icl.Separate.initialiser(icl.Task([0.5, 0.3, 0.2], 11), heads=1, scale=0.1)(key)",
     "model := icl.Separate.initialiser(task, heads=2, scale=0.1)(key)",
     "loss := icl.Population(task)",
+    "sequences := icl.Sequences.sample(task, 5, key)",
     "run := icl.simulate(loss, model, icl.Descent(0.1), until=20)",
+    "init := icl.Separate.initialiser(task, heads=2, scale=0.1)",
+    "other := icl.simulate(loss, icl.Separate.initialiser(task, heads=3, scale=0.1)(key), "
+    "icl.Descent(0.1), until=20)",
     "runs := icl.sweep(task, icl.Separate.initialiser(task, heads=2, scale=0.1), "
     "icl.Descent(0.1), until=20)",
 ]
@@ -40,6 +44,7 @@ REFUSED = {
         ("icl.Task([0.7, 0.2], 5, lengths=[2.5])", "got 2.5"),
         ("icl.Task([0.7, 0.2], 5, lengths=['2'])", "got '2'"),
         ("icl.Task([0.7, 0.2], 5, lengths='25')", "list of whole numbers"),
+        ("icl.Task([0.7, 0.2], 5, lengths=b'12')", "list of whole numbers"),
         ("icl.Task([0.7, 0.2], 5, lengths=3)", "list of whole numbers"),
         ("icl.Task([0.7, 0.2], 5, lengths=[])", "between 1 and"),
         ("task.replace(context=2.5)", "got 2.5"),
@@ -126,6 +131,17 @@ REFUSED = {
         ("icl.save(runs, 'x')", "give it the ending .nc"),
         ("icl.save(run, 'x.nc')", "save writes a Dataset"),
     ],
+    "runs": [
+        ("icl.sweep(task, init, icl.Descent(0.1), until=5, seeds=10**9)", "000 seeds need"),
+        ("icl.sweep(task, init, icl.Descent(0.1), until=5, seeds=[0.5])", "a seed must be a whole"),
+        ("icl.sweep(task, init, icl.Descent(0.1), until=5, seeds=[0, 0])", "one twice"),
+        ("icl.simulate(loss, model, icl.Descent(0.1), until=2.5)", "whole steps"),
+        ("icl.simulate(loss, model, icl.Descent(0.1), until=-1)", "at least 0"),
+        ("icl.simulate(loss, model, icl.Descent(0.1), saveat=[3, 1])", "sort it"),
+        ("icl.simulate(loss, model, icl.Descent(-0.1), until=5)", "positive number"),
+        ("icl.simulate(loss, model, icl.Descent(0.1), until=30, state=other.state)", "of another"),
+        ("icl.simulate(loss, model, icl.Flow(), until=30, state=run.state)", "another dynamics"),
+    ],
     "words": [
         ("icl.Task([0.7, 0.2], 5, inputs='sphere')", "such as Sphere(), got 'sphere'"),
         ("icl.Task([0.7, 0.2], 5, inputs=icl.Sphere)", "such as Sphere()"),
@@ -145,6 +161,14 @@ REFUSED = {
 # An expression that is meant, and what it is.
 MEANT = [
     (
+        "icl.simulate(loss, model, icl.Descent(0.1), until=30, state=run.state).step.max().item()",
+        "30",
+    ),
+    (
+        "icl.sweep(task, init, icl.Descent(0.1), until=5, seeds=[3, 1]).seed.values.tolist()",
+        "[3, 1]",
+    ),
+    (
         "[line.get_ydata().tolist() == run.loss.tolist() for line in "
         "icl.plots.loss(run).axes[0].lines]",
         "[True]",
@@ -158,6 +182,32 @@ MEANT = [
     ("float(icl.Merged.initialiser(task, heads=1, scale=0)(key).values.sum())", "0.0"),
     ("icl.Merged.initialiser(task, heads=np.int32(3), scale=1).heads", "3"),
 ]
+
+# Where a size is asked for, and what is none.
+SIZES = [
+    "icl.Task([0.7, 0.2], {})",
+    "icl.Task([0.7, 0.2], 5, lengths=[{}])",
+    "task.replace(context={})",
+    "task.replace(lengths=({},))",
+    "icl.Separate.initialiser(task, heads={}, scale=0.1)",
+    "icl.Separate.initialiser(task, heads=2, rank={}, scale=0.1)",
+    "icl.Merged.initialiser(task, heads={}, scale=0.1)",
+    "icl.MLP.initialiser(task, heads={}, scale=0.1)",
+    "icl.ConvNet.initialiser(task, heads=1, rank={}, scale=0.1)",
+    "icl.Softmax.initialiser(task, heads={}, scale=0.1)",
+    "icl.Normal(outputs={})",
+    "icl.named_spectrum('linear', {})",
+    "icl.PromptSet.sample(task, {}, key)",
+    "icl.Moments.sample(task, {}, key)",
+    "icl.Sequences.sample(task, {}, key)",
+    "icl.Minibatch(sequences, {})",
+    "icl.Fresh(task, loss, {})",
+    "icl.sweep(task, init, icl.Descent(0.1), until=5, seeds={})",
+]
+NO_SIZES = [
+    "2.5", "2.0", "'2'", "True", "np.True_", "jnp.asarray(True)", "-1", "0", "1j", "b'2'", "{}",
+    "float('nan')", "float('inf')", "np.float64(2)", "np.asarray([2.5])", "object", "''",
+]  # fmt: skip
 
 
 def evaluate(expressions):
@@ -193,6 +243,16 @@ def test_an_argument_that_cannot_be_meant_is_refused_in_one_line(answers, group)
 def test_an_argument_that_is_meant_is_taken_as_it_is(answers):
     found = [(text, answer) for (text, _), answer in zip(MEANT, answers["meant"], strict=True)]
     assert found == [(text, ["value", value]) for text, value in MEANT]
+
+
+def test_no_size_is_ever_guessed():
+    """Every place that asks for a size, with everything that is none: 306 calls."""
+    calls = [place.replace("{}", value) for place in SIZES for value in NO_SIZES]
+    wrong = []
+    for call, (kind, *rest) in zip(calls, evaluate(calls), strict=True):
+        if kind == "value" or rest[0] not in ("ValueError", "TypeError") or "\n" in rest[1]:
+            wrong.append(f"{call}: {rest}"[:300])
+    assert not wrong, "\n".join(wrong)
 
 
 def tree(folder, files):

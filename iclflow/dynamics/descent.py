@@ -168,6 +168,11 @@ class Descent(AbstractDynamics):
         whole = np.issubdtype(found.dtype, np.number) and np.isfinite(found).all()
         if not whole or np.any(found != np.round(found)):
             raise ValueError("Descent counts whole steps; for times t/τ use Flow")
+        if found.size and found.max() > np.iinfo(jax.dtypes.canonicalize_dtype(np.int64)).max:
+            raise ValueError(
+                f"{found.max():g} steps are more than this precision counts; put "
+                f'jax.config.update("jax_enable_x64", True) at the top of the program'
+            )
         return found.astype(int)
 
     def init(self, loss: AbstractLoss, model: AbstractModel, key: PRNGKeyArray) -> DescentState:

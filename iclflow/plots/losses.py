@@ -8,11 +8,10 @@ from matplotlib.axes import Axes
 
 from iclflow.plots.levels import plot_levels
 from iclflow.plots.style import COLOURS, COLUMN, LOSS, THEORY, TIME, Figure, style
-from iclflow.results.trajectory import Trajectory
 
 
 def loss_figure(
-    runs: xr.Dataset | Trajectory,
+    runs: Any,
     *,
     levels: Any = (),
     theory: Any = None,
@@ -33,7 +32,7 @@ def loss_figure(
 
 def plot_loss(
     axes: Axes,
-    runs: xr.Dataset | Trajectory,
+    runs: Any,
     *,
     levels: Any = (),
     theory: Any = None,
@@ -42,8 +41,8 @@ def plot_loss(
 
     - `runs`: a Dataset of `sweep`, or the Trajectory of one `simulate`.
     """
-    if isinstance(runs, Trajectory):
-        if "loss" not in runs.record or np.ndim(runs.loss) != 1:
+    if not isinstance(runs, xr.Dataset):  # a Trajectory
+        if "loss" not in getattr(runs, "record", ()) or np.ndim(runs.loss) != 1:
             raise ValueError("plots.loss needs one run that recorded its loss: record=('loss',)")
         clocks = {"time": ("time", np.asarray(runs.time)), "step": ("time", np.asarray(runs.step))}
         runs = xr.Dataset({"loss": ("time", np.asarray(runs.loss))}, clocks)

@@ -45,7 +45,8 @@ def simulate(
     - `record`: names of quantities (see `iclflow.runs.record.QUANTITIES`), functions
       (model, loss) -> arrays, or a mapping of names to either (or to a test loss).
     - `key`: randomness of stochastic losses.
-    - `state`: `Trajectory.state` of an earlier run to go on from; `model` is then ignored.
+    - `state`: `Trajectory.state` of an earlier run to go on from. The weights are then its own;
+      `model` says of which kind they are, and another kind is refused.
 
     >>> import jax, iclflow as icl
     >>> task = icl.Task(spectrum=[0.4, 0.3, 0.2, 0.1], context=31)
@@ -63,9 +64,22 @@ def simulate(
     if state is None:
         key = jax.random.key(0) if key is None else key
         return _simulate(loss, model, dynamics, marks, recording, key)
+    start = eqx.filter_eval_shape(dynamics.init, loss, model, jax.random.key(0))
+    if _shapes(state) != _shapes(start):
+        raise ValueError(
+            "the state is of another model or another dynamics; give those of the run that it "
+            "came from"
+        )
     if saveat is None and not isinstance(state.mark, Tracer):
         marks = marks[marks >= np.asarray(state.mark)]
     return _resume(loss, state, dynamics, marks, recording)
+
+
+def _shapes(state: Any) -> dict[str, tuple[int, ...]]:
+    """The shape of every array of a state, by its place in the state."""
+    shaped = (jax.Array, jax.ShapeDtypeStruct, np.ndarray)
+    found = jax.tree_util.tree_flatten_with_path(state)[0]
+    return {jax.tree_util.keystr(p): leaf.shape for p, leaf in found if isinstance(leaf, shaped)}
 
 
 @eqx.filter_jit

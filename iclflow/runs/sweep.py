@@ -17,6 +17,7 @@ from jaxtyping import ArrayLike, PRNGKeyArray
 from iclflow.dynamics import AbstractDynamics, AbstractOptimiser
 from iclflow.dynamics.base import marks_until
 from iclflow.losses import AbstractLoss, Population
+from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractInitialiser, AbstractModel
 from iclflow.models.kinds import once_a_kind
 from iclflow.results.provenance import code_key
@@ -28,10 +29,12 @@ from iclflow.runs.record import Record, Recording, resolve
 from iclflow.runs.simulate import SAVES, warn_single_precision
 from iclflow.runs.store import Store
 from iclflow.tasks.base import AbstractTask, Values
+from iclflow.tasks.checks import require_size
 
 One = AbstractLoss | AbstractTask | Callable[[PRNGKeyArray], AbstractLoss]
 Source = One | Mapping[Any, One]
 SEEDS = 2**32  # seeds are whole numbers below
+SEED_BYTES = 64  # that every run takes at least: its number, place, result and end
 
 
 class Vary(enum.Enum):
@@ -130,10 +133,13 @@ def sweep(
 
 
 def _seeds(seeds: int | Sequence[int]) -> np.ndarray:
-    if isinstance(seeds, int) and 0 < seeds < SEEDS:
-        return np.arange(seeds, dtype=np.uint32)
-    # Of too many, the last; none of a number below one.
-    found = [seeds] * (seeds > 0) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    listed = not isinstance(seeds, str | bytes) and np.iterable(seeds)
+    count = len(seeds) if listed else require_size("the number of seeds", seeds, least=0)  # pyright: ignore
+    require_memory(SEED_BYTES * count, f"{count:,} seeds", "give fewer, or sweep them in parts")
+    if not listed and 0 < count < SEEDS:
+        return np.arange(count, dtype=np.uint32)
+    # Too many seeds: report the largest one as invalid. Zero: an empty list.
+    found = [require_size("a seed", s, least=0) for s in seeds] if listed else [count] * (count > 0)  # pyright: ignore
     if not found:
         raise ValueError("a sweep needs at least one seed")
     bad = [seed for seed in found if not 0 <= seed < SEEDS]

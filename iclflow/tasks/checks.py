@@ -41,7 +41,7 @@ def require_size(name: str, value: Any, least: int = 1) -> int:
 
 def require_lengths(lengths: Any) -> tuple[int, ...]:
     """Context lengths as a tuple of `int`; `ValueError` unless they are a list of sizes."""
-    if not np.iterable(lengths) or isinstance(lengths, str):
+    if not np.iterable(lengths) or isinstance(lengths, str | bytes):
         raise ValueError(f"lengths must be a list of whole numbers, got {shown(lengths)}")
     return tuple(require_size("a context length", n) for n in lengths)
 
