@@ -1,13 +1,14 @@
 """False alarms, precision and recall of the stage detector, with the truth from the weights.
 
-    python benchmarks/stages.py [--seed 500] [--seeds 8] [--curves 20]
+    python benchmarks/stages.py [--seed 700] [--seeds 8] [--curves 20]
 
 Two tables. False alarms: the share of curves without a drop (power laws, straight lines, a
 logarithm, a constant, with and without autocorrelated noise) in which a drop is found. Training:
 linear attention with rank-one heads, on the population and on fresh minibatches; a drop is a head
 whose strength |v| ‖k‖ ‖q‖ first reaches half of its last value, and a mark is right if it is as
 near to that as the head takes from 10% to 90%, or within 2% of the time, or two saved points.
-Each mark counts for one head. The detector was made on seeds 0 to 7, and noise seed 1.
+Each mark counts for one head. The detector was made on seeds 0 to 7 and noise seed 1, its treatment
+of heavy tails on seeds 500 to 507.
 
 Beside it stand the curvatures of `iclflow.diagnostics.detectors` and, if `ruptures` is installed
 (`pip install ruptures`; nothing else needs it), its PELT with the costs of piecewise constant and
@@ -221,7 +222,7 @@ def on_training(seeds: range) -> Iterator[tuple]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--curves", type=int, default=20, help="of each shape and noise")
-    parser.add_argument("--seed", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=700)
     parser.add_argument("--seeds", type=int, default=8, help="of training")
     options = parser.parse_args()
     print("clock   noise  AR(1)  false alarms")

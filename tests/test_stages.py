@@ -221,6 +221,44 @@ def test_false_alarms_are_as_rare_as_stated(size, memory):
     assert looser >= 5  # the noise does look like drops to the fit alone
 
 
+def autoregressive(rng, size, memory):
+    drawn = rng.normal(size=size)
+    drawn[1:] *= np.sqrt(1 - memory**2)
+    return lfilter([1], [1, -memory], drawn)
+
+
+HARD_NOISE = {
+    "heavy tails": lambda rng, size: rng.standard_t(3, size),
+    "skewed": lambda rng, size: np.exp(rng.normal(size=size)) - np.exp(0.5),
+    "long memory": lambda rng, size: autoregressive(rng, size, 0.995),
+    "longer than the curve": lambda rng, size: autoregressive(rng, size, 0.9995),
+}
+
+
+@pytest.mark.parametrize("clock", list(Clock))
+@pytest.mark.parametrize("noise", HARD_NOISE)
+@pytest.mark.parametrize(
+    ("curves", "most"),
+    [(25, 2), pytest.param(100, 4, marks=pytest.mark.long)],
+)
+def test_heavy_tails_and_long_memories_do_not_look_like_drops(noise, clock, curves, most):
+    """A power law with 3% of noise. At a rate of 1%, more than `most` have a chance below 0.005."""
+    time, alarms = np.arange(1, 2001.0), 0
+    for seed in range(curves):
+        loss = time**-0.2 * (1 + 0.03 * HARD_NOISE[noise](np.random.default_rng([31, seed]), 2000))
+        alarms += bool(find_stages(time, loss, clock=clock, resamples=0).drops)
+    assert alarms <= most
+
+
+@pytest.mark.parametrize("noise", ["heavy tails", "skewed"])
+def test_drops_are_found_in_noise_with_heavy_tails(noise):
+    time = np.arange(1, 20_001.0)
+    for seed in range(4):
+        drawn = HARD_NOISE[noise](np.random.default_rng([32, seed]), time.size)
+        stages = find_stages(time, staircase(time) * (1 + 0.05 * drawn), resamples=0)
+        np.testing.assert_allclose([d.time for d in stages.drops], TIMES, rtol=2 * WIDTH)
+
+
 def test_a_fall_from_the_start_is_no_drop_but_one_after_a_plateau_is():
     time = np.arange(0, 1000.0)
     decay = 0.2 + np.exp(-time / 40)

@@ -5,30 +5,136 @@ A drop is a stretch of fast descent between two stretches in which the loss fall
 that of the best piecewise straight line (`segmentation`), so its scale adapts to the noise. A
 curve without a drop is convex, concave, or first convex and then concave on the clock: power laws,
 straight lines, a fall that has begun before the curve does. A drop is kept if such a curve, with
-noise of the size and memory of this one, would show it in fewer than `false_alarms` cases.
+noise of the size, tails and memory of this one, would show it in fewer than `false_alarms` cases.
 """
 
 import dataclasses
+import enum
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import scipy
 import xarray as xr
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
-from iclflow.diagnostics.falls import Falls, Thresholds, find_falls, timings
-from iclflow.diagnostics.plateaus import Clock, Drop, Plateau, Stages
-from iclflow.diagnostics.segmentation import bin_curve
+from iclflow.diagnostics.segmentation import MISFIT, Binned, Pieces, bin_curve, straight_pieces
 
-__all__ = [
-    "Clock",
-    "Drop",
-    "Plateau",
-    "Stages",
-    "find_stages",
-    "find_stages_of_runs",
-    "stages_dataset",
-]
+SHORT = 3  # bins a plateau needs for its level to be taken again
+SIGNIFICANCE = 4.0  # standard errors between the levels before and after a drop
+FREEDOM = 3.0  # bins for a degree of freedom of the noise, a median of correlated residuals
+
+
+class Clock(enum.Enum):
+    """The time in which a plateau is long: `LOG` treats every decade alike."""
+
+    LOG = "log"
+    LINEAR = "linear"
+
+    def __call__(self, time: Float[np.ndarray, " T"]) -> Float[np.ndarray, " T"]:
+        """The clock's reading; time 0 stands half the first positive time on a log clock."""
+        if self is Clock.LINEAR:
+            return time
+        positive = time[time > 0]
+        first = positive[0] if positive.size else 1.0
+        return np.log(np.maximum(time, first / 2))
+
+    def inverse(self, reading: float) -> float:
+        """The time of a reading."""
+        return float(reading if self is Clock.LINEAR else np.exp(reading))
+
+
+@dataclasses.dataclass(frozen=True)
+class Plateau:
+    """A slow stretch: from 90% of the drop before to 10% of the drop after."""
+
+    start: float
+    end: float
+    level: float  # median loss
+    confidence: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Drop:
+    """A fast stretch. `time` is where the loss crosses halfway between the two levels."""
+
+    time: float
+    start: float  # 10% down
+    end: float  # 90% down
+    before: float
+    after: float  # for an incomplete drop, the loss at the end of the curve
+    complete: bool  # False if the curve ends before the loss levels off
+    confidence: float
+    p_value: float  # how often a curve without this drop would show one
+
+    @property
+    def size(self) -> float:
+        """The loss lost in the drop."""
+        return self.before - self.after
+
+
+@dataclasses.dataclass(frozen=True)
+class Stages:
+    """The plateaus and drops of one curve, in order of time.
+
+    Every drop has a plateau before it and, unless it is incomplete, one after it. Confidence is
+    the share of resampled curves, each read with thresholds changed by up to a factor 1.5, in
+    which the plateau or drop is found again; NaN without resampling.
+    """
+
+    plateaus: tuple[Plateau, ...]
+    drops: tuple[Drop, ...]
+    noise: float  # median standard deviation of a bin's loss
+    clock: Clock
+
+    def at(self, time: float | int) -> int:
+        """The number of drops whose middle has passed: the plateau one is on, or heading for."""
+        return sum(drop.time <= time for drop in self.drops)
+
+    def lines(self) -> list[str]:
+        """One line for each plateau."""
+        return [
+            f"plateau {i}: {p.start:.6g} to {p.end:.6g}, loss {p.level:.6g}, "
+            f"confidence {p.confidence:.2f}"
+            for i, p in enumerate(self.plateaus)
+        ]
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{i}</td><td>{p.start:.6g}</td><td>{p.end:.6g}</td><td>{p.level:.6g}</td>"
+            f"<td>{p.confidence:.2f}</td></tr>"
+            for i, p in enumerate(self.plateaus)
+        )
+        names = ("plateau", "start", "end", "loss", "confidence")
+        header = "".join(f"<th>{name}</th>" for name in names)
+        drops = ", ".join(f"{drop.time:.6g}" for drop in self.drops) or "none"
+        return f"<b>Stages</b>, drops at: {drops}<table><tr>{header}</tr>{rows}</table>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Thresholds:
+    """What counts as a drop, and what a knot costs."""
+
+    contrast: float
+    smallest: float  # of the range
+    penalty: float
+    false_alarms: float  # p-value from which on a drop does not count
+
+    def jitter(self, rng: np.random.Generator) -> "Thresholds":
+        """Each changed by up to a factor 1.5."""
+        factors = 1.5 ** rng.uniform(-1, 1, 4)
+        values = dataclasses.astuple(self)
+        return Thresholds(*(float(v * f) for v, f in zip(values, factors, strict=True)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Falls:
+    """The fit to a curve, the steepest piece of each of its drops, and their p-values."""
+
+    pieces: Pieces
+    peaks: list[int]
+    p_values: list[float]
 
 
 def find_stages(
@@ -179,3 +285,232 @@ def _count_found(
         starts = i == 0 or (after > 1 and end[after - 2] >= drops[i - 1].start)
         stops = i == len(drops) or (after <= begin.size and begin[after - 1] <= drops[i].end)
         found[1][i] += starts and stops
+
+
+def find_falls(binned: Binned, y: Float[np.ndarray, " B"], thresholds: Thresholds) -> Falls:
+    """Drops of binned losses `y`.
+
+    Every local maximum of the rate is a candidate. Candidates between levels that hardly differ
+    (noise, spikes) are given up first, the smallest first; then, of two neighbours between which
+    the loss nowhere falls slowly enough, the slower one, which becomes part of the other; then
+    those that a curve without a drop could have, the least significant first.
+    """
+    rounding = 1e-12 * float(np.max(np.abs(y))) or 1.0
+    sigma = np.sqrt(binned.noise**2 + (MISFIT * binned.range) ** 2 + rounding**2)
+    pieces = straight_pieces(binned.x, y, sigma, thresholds.penalty)
+    rate = np.concatenate([[-np.inf], pieces.rate, [-np.inf]])
+    steepest = (rate[1:-1] > rate[:-2]) & (rate[1:-1] >= rate[2:]) & (rate[1:-1] > 0)
+    peaks = [int(p) for p in np.flatnonzero(steepest)]
+    p_values: list[float] = []
+    while peaks:
+        sizes = _relative_sizes(y, sigma, pieces, peaks, binned, thresholds)
+        if sizes.min() < 1:
+            del peaks[int(np.argmin(sizes))]
+            continue
+        quiet = [pieces.rate[a + 1 : b].min() for a, b in itertools.pairwise(peaks)]
+        rates = pieces.rate[peaks]
+        lower = [i + int(rates[i] >= rates[i + 1]) for i in range(len(quiet))]
+        ratios = [q / rates[i] for q, i in zip(quiet, lower, strict=True)]
+        if ratios and max(ratios) > thresholds.contrast:
+            del peaks[lower[int(np.argmax(ratios))]]
+            continue
+        p_values = drop_p_values(binned, y, sigma, pieces, peaks, thresholds.contrast)
+        if max(p_values) <= thresholds.false_alarms:
+            break
+        del peaks[int(np.argmax(p_values))]
+    return Falls(pieces, peaks, p_values if peaks else [])
+
+
+def _relative_sizes(
+    y: Float[np.ndarray, " B"],
+    sigma: Float[np.ndarray, " B"],
+    pieces: Pieces,
+    peaks: list[int],
+    binned: Binned,
+    thresholds: Thresholds,
+) -> Float[np.ndarray, " K"]:
+    """The size of each candidate drop over the size it needs to count."""
+    bounds = [-1, *peaks, pieces.rate.size]
+    sizes = np.zeros(len(peaks))
+    for i, peak in enumerate(peaks):
+        limit = thresholds.contrast * pieces.rate[peak]
+        levels, errors, span = [], [], binned.range
+        for low, high in ((bounds[i] + 1, peak), (peak + 1, bounds[i + 2])):
+            region = pieces.slow(low, high, limit)
+            if region.any():
+                levels.append(_median(y[region], binned.width[region]))
+                errors.append(1.25 * sigma[region].mean() / np.sqrt(region.sum()))
+            else:
+                end = _turn(pieces, low, high, peak)
+                levels.append(pieces.fit[end])
+                errors.append(sigma[end])
+                if len(peaks) == 1 and low > peak:
+                    # The curve ends in its only drop: the range says nothing of its size to come.
+                    span = max(span, abs(levels[0]))
+        needed = max(thresholds.smallest * span, SIGNIFICANCE * float(np.hypot(*errors)))
+        sizes[i] = (levels[0] - levels[1]) / needed
+    return sizes
+
+
+def _turn(pieces: Pieces, low: int, high: int, peak: int) -> int:
+    """The bin where a drop turns into its neighbour, if there is no slow piece in between."""
+    if low < high:
+        return pieces.middle(low + int(np.argmin(pieces.rate[low:high])))
+    return int(pieces.knots[peak] if low <= peak else pieces.knots[peak + 1])
+
+
+def _slow_regions(
+    pieces: Pieces, peaks: list[int], contrast: float
+) -> list[Bool[np.ndarray, " B"]]:
+    """For each gap before, between and after the drops, the bins where the loss falls slowly."""
+    bounds = [-1, *peaks, pieces.rate.size]
+    regions = []
+    for i in range(len(peaks) + 1):
+        limit = contrast * min(pieces.rate[p] for p in peaks[max(i - 1, 0) : i + 1])
+        regions.append(pieces.slow(bounds[i] + 1, bounds[i + 1], limit))
+    return regions
+
+
+def _levels(binned: Binned, pieces: Pieces, slow: list[Bool[np.ndarray, " B"]]) -> list[float]:
+    """The median loss of each slow region; of an empty first or last one, the fit at that end."""
+    ends = [pieces.fit[0]] + [pieces.fit[-1]] * (len(slow) - 1)
+    return [
+        _median(binned.y[region], binned.width[region]) if region.any() else float(end)
+        for region, end in zip(slow, ends, strict=True)
+    ]
+
+
+def timings(
+    x: Float[np.ndarray, " T"],
+    y: Float[np.ndarray, " T"],
+    binned: Binned,
+    falls: Falls,
+    contrast: float,
+) -> tuple[list[Drop], list[Plateau]]:
+    """Levels and crossing times (clock readings), from the points themselves.
+
+    The crossings are those of the decreasing curve nearest to the points between the middles of
+    the neighbouring plateaus (isotonic regression): exact for clean curves, without a bandwidth
+    for noisy ones. Levels and crossings are found in turn, twice.
+    """
+    pieces, peaks = falls.pieces, falls.peaks
+    if not peaks:
+        return [], [Plateau(x[0], x[-1], _median(binned.y, binned.width), np.nan)]
+    slow = _slow_regions(pieces, peaks, contrast)
+    complete = bool(slow[-1].any())
+    values = _levels(binned, pieces, slow)
+    if not slow[0].any():
+        values[0] = float(scipy.optimize.isotonic_regression(y, increasing=False).x[0])
+    if not complete:
+        values[-1] = float(scipy.optimize.isotonic_regression(y, increasing=False).x[-1])
+    middles = [float(np.mean(binned.x[r])) if r.any() else None for r in slow]
+    cuts = [x[0]] + [m if m is not None else x[-1] for m in middles[1:-1]] + [x[-1]]
+    drops: list[Drop] = []
+    plateaus: list[Plateau] = []
+    for _ in range(2):
+        drops = []
+        for i, p_value in enumerate(falls.p_values):
+            inside = (x >= cuts[i]) & (x <= cuts[i + 1])
+            moments = _crossings(x[inside], y[inside], values[i], values[i + 1])
+            last = i == len(peaks) - 1
+            drops.append(
+                Drop(*moments, values[i], values[i + 1], complete or not last, np.nan, p_value)
+            )
+        edges = [x[0], *(t for d in drops for t in (d.start, d.end)), x[-1]]
+        plateaus = []
+        for i in range(len(peaks) + complete):
+            start, end = edges[2 * i], max(edges[2 * i], edges[2 * i + 1])
+            inside = (binned.x >= start) & (binned.x <= end)
+            if inside.sum() >= SHORT:
+                values[i] = _median(binned.y[inside], binned.width[inside])
+            plateaus.append(Plateau(start, end, values[i], float("nan")))
+    return drops, plateaus
+
+
+def _crossings(
+    x: Float[np.ndarray, " T"], y: Float[np.ndarray, " T"], before: float, after: float
+) -> tuple[float, float, float]:
+    """Where the nearest decreasing curve is 50%, 10% and 90% of the way down."""
+    result = scipy.optimize.isotonic_regression(y, increasing=False)
+    ends = np.stack([result.blocks[:-1], result.blocks[1:] - 1], axis=1).reshape(-1)
+    down = np.interp(
+        [-(before - share * (before - after)) for share in (0.5, 0.1, 0.9)],
+        -result.x[ends],
+        x[ends],
+    )
+    return float(down[0]), float(down[1]), float(down[2])
+
+
+def _median(values: Float[np.ndarray, " B"], weights: Float[np.ndarray, " B"]) -> float:
+    """The value with half of the weight below it; the mean of both where it is exactly half."""
+    order = np.argsort(values)
+    share = np.cumsum(weights[order]) / max(float(np.sum(weights)), 1e-300)
+    low, high = (int(np.searchsorted(share, 0.5 + e)) for e in (-1e-9, 1e-9))
+    ranked = values[order]
+    return float((ranked[min(low, values.size - 1)] + ranked[min(high, values.size - 1)]) / 2)
+
+
+def drop_p_values(
+    binned: Binned,
+    y: Float[np.ndarray, " B"],
+    sigma: Float[np.ndarray, " B"],
+    pieces: Pieces,
+    peaks: list[int],
+    contrast: float,
+) -> list[float]:
+    """How often a curve without this drop would show one, for each.
+
+    Without the drop the loss is convex, or concave, or first convex and then concave on the clock
+    (power laws, straight lines, the flanks of the neighbours): its rate has no maximum in between.
+    So a drop has to bend down before its steepest piece and up after it. Each bend is the slope
+    that one knot adds to a straight line from the slowest piece to the steepest, in standard
+    errors; the smaller of the two counts, times the number of bins (the places looked at).
+    """
+    count, knots, bounds = binned.x.size, pieces.knots, [-1, *peaks, pieces.rate.size]
+    found = []
+    for i, peak in enumerate(peaks):
+        before, after = pieces.rate[bounds[i] + 1 : peak], pieces.rate[peak + 1 : bounds[i + 2]]
+        limit = contrast * pieces.rate[peak]
+        if before.size == 0 or before.min() > limit:
+            found.append(1.0)  # falling from the start: no plateau that it could leave
+            continue
+        slow = bounds[i] + 1 + int(np.argmin(before))
+        bends = [-_bend(binned.x, y, sigma, int(knots[slow]), int(knots[peak + 1]), -1)]
+        if after.size and after.min() <= limit:
+            slow = peak + 1 + int(np.argmin(after))
+            bends.append(-_bend(binned.x, y, sigma, int(knots[peak]), int(knots[slow + 1]), 1))
+        elif i < len(peaks) - 1 or not _stopped_early(binned, pieces, bounds[i], slow):
+            found.append(1.0)
+            continue
+        found.append(min(1.0, count * float(scipy.special.stdtr(count / FREEDOM, max(bends)))))
+    return found
+
+
+def _bend(
+    x: Float[np.ndarray, " B"],
+    y: Float[np.ndarray, " B"],
+    sigma: Float[np.ndarray, " B"],
+    low: int,
+    high: int,
+    sign: int,
+) -> float:
+    """The largest bend of this sign between two bins, in standard errors."""
+    inside = slice(low, high + 1)
+    weight, place = 1 / sigma[inside], x[inside] - x[low]
+    basis = np.linalg.qr(np.stack([weight, weight * place], axis=1))[0]
+    bends = np.maximum(place[:, None] - place[None, 1:-1], 0) * weight[:, None]
+    bends -= basis @ (basis.T @ bends)
+    size = np.sqrt(np.sum(bends**2, axis=0))
+    return float(np.max(sign * (y[inside] * weight) @ bends / size, initial=0.0))
+
+
+def _stopped_early(binned: Binned, pieces: Pieces, previous: int, slow: int) -> bool:
+    """Whether a fall at the end is that of a drop: its plateau is longer, on any clock.
+
+    A loss that goes on falling as a power of time is no drop, though on a log clock all of its
+    fall is at the end.
+    """
+    begin, fit = int(pieces.knots[previous + 1]), pieces.fit
+    level = fit[pieces.middle(slow)]
+    leaves = int(np.flatnonzero(fit >= level - 0.1 * (level - fit[-1]))[-1])
+    return all(c[leaves] - c[begin] >= c[-1] - c[leaves] for c in (binned.x, binned.time))
