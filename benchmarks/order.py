@@ -3,7 +3,7 @@
     python benchmarks/order.py [RUNS] [STEPS]
 
 Population descent, D = 4, H = 5, one core, single precision: the loop with its statements in the
-order of `iclflow.runs.fused.order`, and in the order in which automatic differentiation has them.
+order of `iclflow.runs.fused.schedule`, and in that in which automatic differentiation has them.
 """
 
 import os
@@ -17,15 +17,16 @@ import numpy as np
 from iclflow.bench.engines import RATE, RECORD, _start
 from iclflow.bench.jobs import Job
 from iclflow.dynamics import Descent
-from iclflow.runs.fused import cpp_loop, lanes
+from iclflow.runs.fused import cpp
 from iclflow.runs.fused.engine import Fused
-from iclflow.runs.fused.order import Statement, ordered, read_by
+from iclflow.runs.fused.schedule import scheduled
+from iclflow.runs.fused.values import Statement
 
 
-def as_it_comes(statements, places):
+def as_it_comes(statements, places, kinds):
     """All loads, then the statements as they are."""
-    read = read_by(s.expression for s in statements) & set(places)
-    return [*(Statement(name, places[name]) for name in sorted(read)), *statements]
+    read = {name for s in statements for name in s.reads} & set(places)
+    return [*(Statement(name, kinds[name], places[name]) for name in sorted(read)), *statements]
 
 
 def main(runs=1024, steps=4000):
@@ -34,9 +35,9 @@ def main(runs=1024, steps=4000):
         loss, models, descent = job.loss(), job.models(), Descent(RATE)
         parts = (loss, descent, _start(loss, descent, models))
         fused, found = Fused.of(*parts, (False, False)), {}
-        for name, order in (("ordered", ordered), ("as it comes", as_it_comes)):
-            lanes.ordered = order
-            cpp_loop.compiled.cache_clear()
+        for name, order in (("scheduled", scheduled), ("as it comes", as_it_comes)):
+            cpp.scheduled = order
+            cpp._compiled.cache_clear()
             began = time.perf_counter()
             fused.advance(parts, np.asarray([1]), RECORD)
             compiled, spent = time.perf_counter() - began, []
@@ -47,7 +48,7 @@ def main(runs=1024, steps=4000):
             found[name] = runs * steps / min(spent)
             print(f"{model} R={rank} {name:12} {found[name] / 1e6:6.1f} million steps/s a core, "
                   f"compiled in {compiled:.1f} s", flush=True)  # fmt: skip
-        print(f"  {fused.engine}: ratio {found['ordered'] / found['as it comes']:.2f}")
+        print(f"  {fused.engine}: ratio {found['scheduled'] / found['as it comes']:.2f}")
 
 
 if __name__ == "__main__":

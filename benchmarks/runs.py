@@ -43,7 +43,7 @@ def kernel(loss, descent, models, marks):
     record = {"loss": lambda model, loss: loss(model)}
     zeros = fused.zeros(parts, record)
     program, flat = fused.program(parts, record), engine.flattened(parts, fused.own, record)
-    return lambda: cuda.advance(program, flat, zeros, marks, start.running)
+    return lambda: cuda.advance(program, flat, zeros, marks, int(marks[-1]), start.running)
 
 
 def main(seeds=1024, steps=10_000):

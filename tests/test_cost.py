@@ -104,7 +104,7 @@ def test_small_blocks_take_the_engine_of_the_whole_sweep(tmp_path, monkeypatch):
 def test_a_dry_run_says_seconds_where_seconds_are_right(tmp_path, monkeypatch, capsys):
     """4,096 runs of 10,000 steps were once announced as 101 s, and a million as 6.6 h."""
     monkeypatch.setattr(engine, "available", lambda: CPP)
-    monkeypatch.setattr(engine.cpp_loop, "trouble", lambda: None)
+    monkeypatch.setattr(engine.Fused, "prepare", lambda *_: None)
     (tmp_path / "d.toml").write_text("[sweep]\nsteps = 10_000\nrate = 0.2\nseeds = 4096\n")
     assert cli.main(["sweep", str(tmp_path / "d.toml"), "--dry-run", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)

@@ -1,18 +1,19 @@
 """Fused loops: the same trajectories as `simulate`, whatever the engine, the batch, the record."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import iclflow as icl
-from iclflow.dynamics.optimisers import Adam, GradientDescent, Momentum
+from iclflow.dynamics.optimisers import Adam
 from iclflow.models import Blocks, draw_models
 from iclflow.runs import cost
-from iclflow.runs.fused import cpp_loop, engine
-from iclflow.runs.fused.numbers import Arithmetic, constants
-from iclflow.runs.fused.program import numbers_of
+from iclflow.runs.fused import cpp, engine, rules
 from iclflow.runs.vmapped import vmapped
 
 TASK = icl.Task([0.6, 0.3], 15)
@@ -22,55 +23,6 @@ SEPARATE = icl.Separate.initialiser(TASK, heads=2, scale=0.3)
 MERGED = icl.Merged.initialiser(TASK, heads=2, scale=0.3)
 FULL = icl.Separate.initialiser(TASK, heads=1, rank=2, scale=0.3, blocks=Blocks.FULL)
 DESCENT = icl.Descent(0.1)
-# A backend without a compiler: a number is a NumPy array of lanes.
-VECTORS = Arithmetic(
-    multiply_add=lambda x, y, z: x * y + z,
-    choose=np.where,
-    sqrt=np.sqrt,
-    power=np.power,
-    cast=lambda x, dtype: np.asarray(x, dtype),
-)
-
-
-def by_numbers(loss, init, dynamics, steps, seeds):
-    """The losses of a sweep after `steps`, step by step on numbers."""
-    models = draw_models(init, range(seeds))
-    start = eqx.filter_vmap(lambda m: dynamics.init(loss, m, jax.random.key(0)))(models)
-    state = eqx.tree_at(lambda s: s.step, start, start.step[0])
-    fused = engine.Fused.of(loss, dynamics, state, (False, False))
-    program = fused.program((loss, dynamics, state), {"loss": lambda model, loss: loss(model)})
-    assert program.reason() is None
-    values = []
-    leaves = jax.tree.leaves(eqx.filter((loss, dynamics, state), eqx.is_array))
-    for array, leaf in zip(leaves, program.leaves, strict=True):
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            values.append(None)
-        elif leaf.own:
-            rows = np.asarray(array).reshape(seeds, -1).T
-            values.append(numbers_of(list(rows), leaf.shape))
-        else:
-            values.append(constants(array))
-    for step in range(steps):
-        values[program.clock] = constants(step)
-        _, values = program.after(values, VECTORS)
-    return program.seen(values, VECTORS)[0].value
-
-
-@pytest.mark.parametrize(
-    ("loss", "init", "optimiser"),
-    [
-        (POPULATION, SEPARATE, GradientDescent()),
-        pytest.param(POPULATION, MERGED, Momentum(), marks=pytest.mark.long),
-        pytest.param(POPULATION, SEPARATE, Adam(), marks=pytest.mark.long),
-        pytest.param(MOMENTS, MERGED, GradientDescent(), marks=pytest.mark.long),
-        pytest.param(MOMENTS, FULL, Momentum(nesterov=True), marks=pytest.mark.long),
-    ],
-)
-def test_a_step_on_numbers_is_the_step(loss, init, optimiser):
-    """One step is written once: models, losses and optimisers need nothing of their own here."""
-    dynamics = icl.Descent(0.05, optimiser)
-    plain = icl.sweep(loss, init, dynamics, saveat=[15], seeds=3)["loss"].values[:, -1]
-    np.testing.assert_allclose(by_numbers(loss, init, dynamics, 15, 3), plain, rtol=1e-12)
 
 
 def both(monkeypatch, *arguments, **options):
@@ -86,7 +38,7 @@ def both(monkeypatch, *arguments, **options):
     return fused
 
 
-COMPILER = pytest.mark.skipif(cpp_loop.compiler() is None, reason="there is no C++ compiler")
+COMPILER = pytest.mark.skipif(cpp.compiler() is None, reason="there is no C++ compiler")
 
 
 @COMPILER
@@ -133,15 +85,146 @@ def test_optimisers_in_the_loop_of_the_cpu(monkeypatch):
     np.testing.assert_allclose(fused.record["loss"], plain.record["loss"], rtol=1e-6)
 
 
-def test_a_compiler_that_does_not_work_is_said(monkeypatch):
+@pytest.fixture
+def always(monkeypatch):
+    """Every batch is worth compiling, by C++."""
     monkeypatch.setattr(engine, "available", lambda: engine.CPP)
     monkeypatch.setattr(cost, "worth_compiling", lambda *_: True)
-    for name in ("compiler", "trouble"):
-        monkeypatch.setattr(cpp_loop, name, getattr(cpp_loop, name).__wrapped__)
-    monkeypatch.setenv("CXX", "no-such-compiler")
+    cpp._compiled.cache_clear()
+    yield
+    cpp._compiled.cache_clear()
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize(
+    ("script", "word"),
+    [
+        (None, "no-such-compiler"),
+        ("echo cc1plus: out of memory >&2; exit 1", "out of memory"),
+        ("sleep 60", "took longer"),
+    ],
+)
+def test_a_compiler_that_fails_or_never_returns_is_said(monkeypatch, tmp_path, script, word):
+    """The sweep goes on under `vmap`, and a compiler that failed is not called a second time."""
+    path, calls = tmp_path / "no-such-compiler", tmp_path / "calls"
+    if script is not None:
+        path.write_text(f"#!/bin/sh\necho call >> {calls}\n{script}\n")
+        path.chmod(0o755)
+    monkeypatch.setattr(cpp, "compiler", lambda: str(path))
+    monkeypatch.setattr(cpp, "PATIENCE", 0.5)
+    for _ in range(2):
+        said = icl.sweep(POPULATION, SEPARATE, DESCENT, until=2).attrs["engine"]
+        assert said.startswith("vmap")
+        assert word in said
+    if script == "sleep 60":
+        assert calls.read_text() == "call\n"
+
+
+@pytest.mark.usefixtures("always")
+def test_any_exception_while_the_loop_is_written_is_a_fall_back(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("something else\nentirely")
+
+    monkeypatch.setitem(rules.RULES, "dot_general", broken)
+    monkeypatch.setitem(rules.RULES, "mul", broken)
     said = icl.sweep(POPULATION, SEPARATE, DESCENT, until=2).attrs["engine"]
-    assert said.startswith("vmap")
-    assert "no-such-compiler" in said
+    assert said == "vmap (the fused loop failed: RuntimeError: something else)"
+
+
+def swapping(rate):
+    """Two masks that change places at each step."""
+
+    def init(weights):
+        masks = [jax.tree.map(lambda w, m=m: jnp.full_like(w, m), weights) for m in (1.0, 0.25)]
+        return tuple(masks)
+
+    def update(gradient, state, weights=None):
+        first, second = state
+        return jax.tree.map(lambda g, m: -rate * m * g, gradient, first), (second, first)
+
+    return optax.GradientTransformation(init, update)
+
+
+def remembering(rate):
+    """An optimiser that remembers its last two updates."""
+
+    def init(weights):
+        zero = jax.tree.map(jnp.zeros_like, weights)
+        return zero, zero
+
+    def update(gradient, state, weights=None):
+        last, before = state
+        new = jax.tree.map(lambda g, a, b: -rate * g + 0.3 * a + 0.1 * b, gradient, last, before)
+        return new, (new, last)
+
+    return optax.GradientTransformation(init, update)
+
+
+OPTIMISERS = {
+    "states that change places": swapping,
+    "a state that moves on": remembering,
+    "sums in single precision": partial(optax.sgd, momentum=0.9, accumulator_dtype=jnp.float32),
+    "means in single precision": partial(optax.adam, mu_dtype=jnp.float32),
+    "a literal False": optax.optimistic_gradient_descent,
+    "signs": optax.lion,
+}
+
+
+@COMPILER
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_states_of_any_type_that_move_anywhere(monkeypatch, name):
+    """Mixed precision keeps each number's own type; new values are computed before any is kept."""
+    monkeypatch.setattr(engine, "available", lambda: engine.CPP)
+    dynamics = icl.Descent(1e-2, OPTIMISERS[name])
+    both(monkeypatch, POPULATION, SEPARATE, dynamics, saveat=[1, 2, 40], seeds=17)
+
+
+@COMPILER
+def test_single_weights_under_a_double_loss_and_half_precision(monkeypatch):
+    """The first are fused, each number with its own type; the second has no rule and says so."""
+    monkeypatch.setattr(engine, "available", lambda: engine.CPP)
+    monkeypatch.setattr(cost, "worth_compiling", lambda *_: True)
+    record = {"loss": lambda model, loss: loss(model)}
+    for kind in (jnp.float32, jnp.bfloat16):
+        models = jax.tree.map(lambda a, k=kind: a.astype(k), draw_models(SEPARATE, range(3)))
+        start = eqx.filter_vmap(lambda m: DESCENT.init(POPULATION, m, jax.random.key(0)))(models)
+        parts = (POPULATION, DESCENT, eqx.tree_at(lambda s: s.step, start, start.step[0]))
+        fused = engine.Fused.of(*parts, (False, False))
+        reason = engine.why_not(fused, parts, record, 3, np.asarray([9]))
+        if kind == jnp.bfloat16:
+            assert "bfloat16" in str(reason)
+            continue
+        assert reason is None
+        found = fused.advance(parts, np.asarray([9]), record)
+        plain = vmapped(parts, (None, None), np.asarray([9]), record)
+        assert found.record["loss"].dtype == plain.record["loss"].dtype == np.float64
+        np.testing.assert_allclose(found.record["loss"], plain.record["loss"], rtol=1e-6)
+
+
+@COMPILER
+def test_zero_times_what_is_not_finite_is_nan(monkeypatch):
+    """A sum drops zeros only where the other factor is finite."""
+    monkeypatch.setattr(engine, "available", lambda: engine.CPP)
+    record = {"odd": lambda model, loss: loss(model) + 0.0 * jnp.sqrt(model.keys.sum())}
+    fused = both(monkeypatch, POPULATION, SEPARATE, DESCENT, saveat=[0, 5], seeds=9, record=record)
+    assert 0 < np.isnan(fused["odd"].values).sum() < 18
+
+
+@COMPILER
+def test_a_healthy_run_beside_a_failing_one_keeps_every_bit(monkeypatch):
+    """The same runs alone, in a block with runs that diverge, and in pieces."""
+    monkeypatch.setattr(engine, "available", lambda: engine.CPP)
+    monkeypatch.setattr(cost, "worth_compiling", lambda *_: True)
+    options = {"saveat": [3, 50, 300], "final": ["weights"], "seeds": 5}
+    mixed = icl.sweep(POPULATION, SEPARATE, DESCENT, axes={"rate": [0.1, 40.0]}, **options)
+    alone = icl.sweep(POPULATION, SEPARATE, DESCENT, axes={"rate": [0.1, 0.1]}, **options)
+    assert (mixed["result"].values[1] != 0).any()
+    monkeypatch.setattr("iclflow.runs.plan.BRIEF", 0.0)
+    monkeypatch.setattr("iclflow.runs.plan.LONG", 0.0)
+    pieces = icl.sweep(POPULATION, SEPARATE, DESCENT, axes={"rate": [0.1, 40.0]}, **options)
+    for other in (alone, pieces):
+        for name in ("loss", "weights_keys") if "weights_keys" in mixed else ("loss",):
+            np.testing.assert_array_equal(mixed[name][0], other[name][0])
 
 
 def test_what_numbers_cannot_do_is_left_to_vmap(monkeypatch):

@@ -1,6 +1,7 @@
 """Products with a table inside a fused loop, the order of its statements, and the CUDA kernel."""
 
 import ctypes
+import re
 import shutil
 import subprocess
 
@@ -13,9 +14,10 @@ import iclflow as icl
 from iclflow.bench.operations import fused_operations
 from iclflow.models import Blocks, draw_models
 from iclflow.runs import cost
-from iclflow.runs.fused import cpp_loop, cuda, engine, program
-from iclflow.runs.fused.order import Statement, ordered
-from iclflow.runs.fused.writing import CPP, write
+from iclflow.runs.fused import cpp, cuda, engine, program
+from iclflow.runs.fused.program import write
+from iclflow.runs.fused.schedule import scheduled
+from iclflow.runs.fused.values import Statement
 from iclflow.runs.vmapped import vmapped
 
 TASK = icl.Task([0.6, 0.3], 15)
@@ -37,35 +39,46 @@ def start(loss, init, dynamics, seeds):
     return loss, dynamics, eqx.tree_at(lambda s: s.step, state, state.step[0])
 
 
-def test_the_order_computes_the_same():
-    """Statements may move, but not before what they read, nor a store before a number's readers."""
-    text = "t0=w0_0*w0_1 t1=w0_1*w0_1 t2=t0+t1 t3=w0_0*t1 t4=t2*t3 t5=t4-w0_2 t6=t5*t5"
-    lines = [Statement(*line.split("=")) for line in text.split()]
-    stores = {"w0_0": "t6", "w0_1": "t4+w0_1", "w0_2": "t3"}
-    places = {name: f"room[{name[-1]}]" for name in stores}
-    lines += [Statement(places[name], value) for name, value in stores.items()]
-    first = [Statement(name, place) for name, place in places.items()]
+def lines_of(text):
+    """Statements from `name=expression`, with what they read."""
     found = []
-    for version in ([*first, *lines], ordered(lines, places), ordered(lines[::-1], places)):
-        room = [1.25, -0.5, 3.0]
+    for line in text.split():
+        name, expression = line.split("=")
+        reads = tuple(dict.fromkeys(re.findall(r"\b[tw]\w+", expression)))
+        found.append(Statement(name, "float64", expression, reads))
+    return found
+
+
+def test_the_schedule_computes_the_same():
+    """Statements may move, but not before what they read; stores that exchange values are last."""
+    lines = lines_of("t0=w0_0*w0_1 t1=w0_1*w0_1 t2=t0+t1 t3=w0_0*t1 t4=t2*t3 t5=t4-w0_2 t6=t5*t5")
+    stores = {"w0_0": "t6", "w0_1": "t4", "w0_2": "t3", "w0_3": "w0_4", "w0_4": "w0_3"}
+    places = {name: f"room[{name[-1]}]" for name in stores}
+    kinds = dict.fromkeys(places, "float64")
+    lines += [Statement(places[name], "", value, (value,)) for name, value in stores.items()]
+    found = []
+    first = [Statement(name, "float64", place) for name, place in places.items()]
+    versions = [scheduled(lines, places, kinds), scheduled(lines[::-1], places, kinds)]
+    for version in ([*first, *lines], *versions):
+        room = [1.25, -0.5, 3.0, 7.0, 8.0]
         exec("\n".join(f"{s.name} = {s.expression}" for s in version), {"room": room})
         found.append(room)
     assert found[0] == found[1] == found[2]
-    assert found[0] != [1.25, -0.5, 3.0]
+    assert found[0][3:] == [8.0, 7.0]
 
 
-def test_few_numbers_wait():
+def test_few_values_are_live():
     """Long sums begun one after the other, not all at once as arrays would."""
     sums = [f"t{j}" for j in range(50)]
-    lines = [Statement(f"t{j}", f"w0_{j} * w0_{j + 1}") for j in range(50)]
-    lines += [Statement(f"t{50 + j}", f"t{j} + w0_{j}") for j in range(50)]
-    lines += [Statement(f"out[{j}]", f"t{50 + j}") for j in range(50)]
-    names = [s.name for s in ordered(lines, {})]
+    lines = [line for j in range(50) for line in lines_of(f"t{j}=w0_{j}*w0_{j + 1}")]
+    lines += [line for j in range(50) for line in lines_of(f"t{50 + j}=t{j}+w0_{j}")]
+    lines += [Statement(f"out[{j}]", "", f"t{50 + j}", (f"t{50 + j}",)) for j in range(50)]
+    names = [s.name for s in scheduled(lines, {}, {})]
     waiting = [names.index(f"out[{j}]") - names.index(name) for j, name in enumerate(sums)]
     assert max(waiting) == 2
 
 
-COMPILER = pytest.mark.skipif(cpp_loop.compiler() is None, reason="there is no C++ compiler")
+COMPILER = pytest.mark.skipif(cpp.compiler() is None, reason="there is no C++ compiler")
 
 
 @COMPILER
@@ -88,7 +101,7 @@ def test_products_are_counted(tables):
     """Two operations an entry of the table, beside those of the features and the gradient."""
     parts = start(MOMENTS, FULL, icl.Descent(0.1), 2)
     fused = engine.Fused.of(*parts, (False, False))
-    assert fused.program(parts, RECORD).tables
+    assert fused.program(parts, RECORD).matrices
     assert 2 * 144 < fused_operations(fused, parts, RECORD) < 2 * 144 + 1000
 
 
@@ -100,7 +113,7 @@ def test_what_is_no_product_is_left_to_vmap(monkeypatch, tables):
     monkeypatch.setattr(cost, "worth_compiling", lambda *_: True)
     monkeypatch.setattr(engine, "available", lambda: engine.CPP)
     odd = Odd(MOMENTS.power, MOMENTS.cross, MOMENTS.second, MOMENTS.map)
-    assert "large shared array" in icl.sweep(odd, FULL, icl.Descent(0.1), until=2).attrs["engine"]
+    assert "large shared matrix" in icl.sweep(odd, FULL, icl.Descent(0.1), until=2).attrs["engine"]
 
 
 def test_moments_too_large_for_a_gpu_are_left_to_vmap(monkeypatch):
@@ -118,6 +131,7 @@ HOST = """
 #include <barrier>
 #include <cmath>
 #include <cstring>
+using std::sqrt, std::pow;
 #include <thread>
 #include <vector>
 #define __device__
@@ -159,22 +173,27 @@ def test_the_cuda_kernel_on_the_host(tmp_path, tables, loss):
     parts = (loss, dynamics, state)
     fused = engine.Fused.of(*parts, (False, False))
     traced, zeros = fused.program(parts, RECORD), fused.zeros(parts, RECORD)
-    assert bool(traced.tables) == (loss is MOMENTS)
-    written = write(traced, zeros, CPP)
+    assert bool(traced.matrices) == (loss is MOMENTS)
+    written = write(traced, zeros)
     code = cuda.source(traced, written).replace("extern __shared__ __align__(16) real room[];", "")
     flat = {i: np.array(a) for i, a in engine.flattened(parts, fused.own, RECORD).items()}
-    names = {i: name for i, name in written.arrays.items() if f"* __restrict__ {name}," in code}
+    names = {
+        i: name
+        for i, name in written.arrays.items()
+        if f"* __restrict__ {name}," in code or f"* __restrict__ {name})" in code
+    }
     after = {i: np.empty_like(flat[i]) for i in traced.carried}
     runs, count = 131, len(MARKS)
     record, made = np.empty((count, 1, runs)), np.empty(runs, np.int64)
+    odd = np.zeros(runs, np.uint8)
     alive = np.ones(runs, np.uint8)
-    given = [MARKS.astype(np.int64), alive, made, record]
+    given = [MARKS.astype(np.int64), alive, made, odd, record]
     given += [flat[i] for i in names] + [after[i] for i in traced.carried]
-    parameters = ["long long begin", "int count", "long long runs"]
+    parameters = ["long long begin", "long long end", "int count", "long long runs"]
     parameters += [f"void* p{n}" for n in range(len(given))]
-    kinds = ["const long long*", "const unsigned char*", "long long*", "double*"]
+    kinds = ["const long long*", "const unsigned char*", "long long*", "unsigned char*", "double*"]
     kinds += ["const double*"] * len(names) + ["double*"] * len(after)
-    passed = ["begin", "count", "runs", *(f"({k}) p{n}" for n, k in enumerate(kinds))]
+    passed = ["begin", "end", "count", "runs", *(f"({k}) p{n}" for n, k in enumerate(kinds))]
     constants = {i: name for i, name in written.arrays.items() if i not in names}
     copy = 'extern "C" void set_{0}(void* x) {{ std::memcpy({0}, x, sizeof {0}); }}\n'
     code += "".join(copy.format(name) for name in constants.values())
@@ -186,7 +205,9 @@ def test_the_cuda_kernel_on_the_host(tmp_path, tables, loss):
     for i, name in constants.items():
         getattr(library, f"set_{name}")(flat[i].ctypes.data_as(ctypes.c_void_p))
     pointers = [a.ctypes.data_as(ctypes.c_void_p) for a in given]
-    library["all"](2, ctypes.c_longlong(0), count, ctypes.c_longlong(runs), *pointers)
+    steps = (ctypes.c_longlong(0), ctypes.c_longlong(9))
+    library["all"](2, *steps, count, ctypes.c_longlong(runs), *pointers)
+    assert not odd.any()
     plain = vmapped(parts, (None, None), MARKS, RECORD)
     np.testing.assert_allclose(record[:, 0].T, plain.record["loss"], rtol=1e-12)
     assert (made[::7] == 0).all()

@@ -14,7 +14,7 @@ import yaml
 
 import iclflow as icl
 from iclflow import cli
-from iclflow.runs.fused import cpp_loop
+from iclflow.runs.fused import cpp
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -134,7 +134,7 @@ def test_a_missing_extra_is_one_line_that_names_it(
 
 def test_a_sweep_without_a_compiler_runs_and_says_so(monkeypatch):
     """Nothing has to be installed: where there is no C++ compiler `vmap` runs."""
-    monkeypatch.setattr(cpp_loop, "compiler", lambda: None)
+    monkeypatch.setattr(cpp, "compiler", lambda: None)
     task = icl.Task(spectrum=[1.0], context=4)
     init = icl.Separate.initialiser(task, heads=1, scale=0.3)
     runs = icl.sweep(task, init, icl.Descent(0.1), until=2, seeds=1)

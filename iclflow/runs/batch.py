@@ -13,6 +13,7 @@ from jaxtyping import PRNGKeyArray
 from iclflow.dynamics import Descent
 from iclflow.runs import cost
 from iclflow.runs.fused.engine import VMAP, Fused, why_not
+from iclflow.runs.fused.values import CannotFuse
 from iclflow.runs.labels import INTERRUPTED, outcome
 from iclflow.runs.plan import Batch, pieces, reach
 from iclflow.runs.record import Recording, measure_after
@@ -136,9 +137,9 @@ def run_batch(
     return _result(batch, progress, marks, recording, final, interrupted, engine)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Engine:
-    """What advances a batch.
+    """What advances a batch; a fused loop that fails gives way to `vmap`, and says so here.
 
     - `advance`: (state, marks, record) -> run.
     - `kind`: vmap, C++ or CUDA.
@@ -176,12 +177,19 @@ def choose(batch: Batch, state: Any, marks: np.ndarray, record: dict[str, Callab
     reason = reason or why_not(fused, parts, record, len(batch.seeds), marks)
     if reason is None and batch.engine == VMAP:
         reason = AS_BEGUN
-    if reason is None:
-        return Engine(
-            lambda now, *how: fused.advance((loss, dynamics, now), *how), fused.engine, None
-        )
+    reason = reason or fused.prepare(parts, record)
     axes = (loss_axes, dynamics_axes)
-    return Engine(lambda now, *how: vmapped((loss, dynamics, now), axes, *how), VMAP, reason)
+
+    def advance(now: Any, *how: Any) -> Any:
+        if found.kind != VMAP:
+            try:
+                return fused.advance((loss, dynamics, now), *how)
+            except CannotFuse as error:
+                found.kind, found.reason = VMAP, str(error)
+        return vmapped((loss, dynamics, now), axes, *how)
+
+    found = Engine(advance, fused.engine if reason is None else VMAP, reason)
+    return found
 
 
 def _seconds(batch: Batch, kind: str, marks: np.ndarray) -> float:

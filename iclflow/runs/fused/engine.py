@@ -1,5 +1,9 @@
-"""Which engine advances a batch: a fused loop where it pays, `vmap` everywhere else."""
+"""Which engine advances a batch: a fused loop where it pays, `vmap` everywhere else.
 
+This is the one file of the room that knows what a loss, a dynamics and its state are.
+"""
+
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,17 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from iclflow.runs.fused import cpp_loop, cpu, cuda
-from iclflow.runs.fused.program import TERMS, Program, trace
-from iclflow.runs.fused.tables import Room
+from iclflow.runs.compiling import cores
+from iclflow.runs.fused import cpp, cuda
+from iclflow.runs.fused.program import TERMS, Program, trace, write
+from iclflow.runs.fused.values import CannotFuse
 from iclflow.runs.transfer import to_host
 
 VMAP, CPP, CUDA = "vmap", "C++", "CUDA"
-# Numbers a lane holds: beyond, registers and compilers give up.
-WIDEST = 256
-OFFSETS = 2**31  # a kernel counts its numbers in 32 bits
-LONGEST = 128  # features of moments: D = 5; the program grows with them, and its compiler's time
-ROOM = 200 * 2**10  # bytes that a block of threads may share
+WIDEST = 256  # numbers of a run: beyond, registers and compilers give up
+OFFSETS = 2**31  # a kernel counts its numbers and its steps in 32 bits
+LONGEST = 128  # features of moments (D = 5): the text and its compiler's time grow with them
 NEEDED = {
     "cpu": "a fused loop needs a C++ compiler: c++, g++, clang++, or what CXX names",
     "gpu": "a fused loop on a GPU needs CuPy: pip install cupy-cuda13x",
@@ -40,8 +43,9 @@ class Fused:
     """
 
     def __init__(self, own: Any) -> None:
-        """For parts whose arrays are so shared."""
+        """For parts whose arrays are shared in this way."""
         self.own, self.engine = own, available()
+        self.record: dict[str, Callable] = {}
 
     @classmethod
     def of(cls, loss: Any, dynamics: Any, state: Any, own: tuple[bool, bool]) -> "Fused":
@@ -57,38 +61,86 @@ class Fused:
 
     def program(self, parts: tuple[Any, Any, Any], record: dict[str, Callable]) -> Program:
         """What one run does."""
-        return trace(parts, self.own, record)
+        return _program(parts, self.own, record)
 
-    def zeros(self, parts: tuple[Any, Any, Any], record: dict[str, Callable]) -> tuple[bytes, ...]:
-        """Of each array that all runs share, which numbers are zero: they need no arithmetic."""
+    def zeros(
+        self, parts: tuple[Any, Any, Any], record: dict[str, Callable]
+    ) -> tuple[bytes, ...] | None:
+        """Of each array that all runs share, which numbers are zero: they need no arithmetic.
+
+        None if one of the shared numbers is not finite, because then a zero may not be dropped.
+        """
         leaves = jax.tree.leaves(eqx.filter(parts, eqx.is_array))
         kinds = zip(leaves, self.program(parts, record).leaves, strict=True)
-        known = [a if f.used and not f.own and f.real and not f.table else None for a, f in kinds]
-        return tuple(b"" if a is None else (a == 0).tobytes() for a in jax.device_get(known))
+        known = [a if f.used and not f.own and f.real else None for a, f in kinds]
+        found = jax.device_get(known)
+        if not all(a is None or np.isfinite(a).all() for a in found):
+            return None
+        matrices = [f.matrix for f in self.program(parts, record).leaves]
+        return tuple(
+            b"" if a is None or matrix else (a == 0).tobytes()
+            for a, matrix in zip(found, matrices, strict=True)
+        )
+
+    def prepare(self, parts: tuple[Any, Any, Any], record: dict[str, Callable]) -> str | None:
+        """Compile the loop. None, or the reason why it cannot be compiled."""
+        self.record = record
+        try:
+            program, zeros = self.program(parts, record), self.zeros(parts, record)
+            if self.engine == CUDA:
+                [device] = parts[2].running.devices()
+                cuda.compiled(program, zeros, device.local_hardware_id)
+            else:
+                cpp.compiled(program, zeros)
+        except Exception as error:
+            return reason_of(error)
+        return None
 
     def advance(
         self, parts: tuple[Any, Any, Any], marks: np.ndarray, record: dict[str, Callable]
     ) -> Advanced:
-        """All runs to the last mark, with what they record at the marks."""
+        """All runs to the last mark, with what they record at the marks; `CannotFuse` if not."""
+        try:
+            return self._advance(parts, marks, record)
+        except Exception as error:
+            raise CannotFuse(reason_of(error)) from error
+
+    def _advance(
+        self, parts: tuple[Any, Any, Any], marks: np.ndarray, record: dict[str, Callable]
+    ) -> Advanced:
+        looks = marks if record else marks[:0]  # one program serves pieces that record nothing
+        record, last = record or self.record, int(marks[-1])
         program, running = self.program(parts, record), parts[2].running
-        zeros = self.zeros(parts, record)
+        loop: Callable[..., Any]
+        flat: dict[int, Any]
         if self.engine == CUDA:
             flat = flattened(parts, self.own, record)
-            after, seen, made = cuda.advance(program, flat, zeros, marks, running)
+            loop = functools.partial(cuda.advance, running=running)
         else:
             leaves = jax.tree.leaves(eqx.filter(parts, eqx.is_array))
             flat = {i: _flat(np.asarray(leaves[i]), program.leaves[i]) for i in program.read}
-            alive = np.asarray(running)
-            after, seen, made = cpu.advance(program, flat, zeros, marks, alive)
-            after, made = jax.device_put((after, made))
-        return Advanced(_ended(parts, program, after, made, marks[-1]), _recorded(program, seen))
+            loop = functools.partial(cpp.advance, running=np.asarray(running), cores=cores())
+        zeros = self.zeros(parts, record)
+        after, seen, made, odd = loop(program, flat, zeros, looks, last)
+        if odd.any():  # zero times infinity is NaN: the same once more, without dropping zeros
+            after, seen, made, _ = loop(program, flat, None, looks, last)
+        state = _ended(parts, program, *jax.device_put((after, made)), marks[-1])
+        return Advanced(state, _recorded(program, seen) if len(looks) else {})
+
+
+def reason_of(error: Exception) -> str:
+    """Why there is no fused loop, in one line."""
+    if isinstance(error, CannotFuse):
+        return f"a fused loop cannot do this: {error}"
+    said = (str(error).strip().splitlines() or [""])[0]
+    return f"the fused loop failed: {type(error).__name__}: {said}"
 
 
 def available() -> str:
     """The engine of large batches on this machine."""
     if jax.default_backend() == "gpu":
         return CUDA if cuda.installed() else VMAP
-    return VMAP if cpp_loop.compiler() is None else CPP
+    return VMAP if cpp.compiler() is None else CPP
 
 
 def why_not(
@@ -100,40 +152,80 @@ def why_not(
 ) -> str | None:
     """None where a fused loop can advance these runs, else the reason for `vmap`.
 
-    Whether the loop is worth its compiler is another question, which `runs.cost` answers.
+    Whether the loop is worth its compiler is another question, which `runs.cost` answers. Nothing
+    is compiled here; `Fused.prepare` does it, and has reasons of its own.
     """
     (loss, dynamics, _), engine = parts, fused.engine
     if not hasattr(dynamics, "attempt") or loss.stochastic:
         return "only descent on a loss without noise is fused"
     if engine == VMAP:
         return NEEDED["gpu" if jax.default_backend() == "gpu" else "cpu"]
-    program = fused.program(parts, record)
-    reason = program.reason()
-    if reason is not None:
-        return f"a fused loop cannot do this: {reason}"
-    if engine == CPP and cpp_loop.trouble() is not None:
-        return f"the C++ compiler does not work: {cpp_loop.trouble()}"
-    if any(max(program.leaves[i].shape) > LONGEST for i in program.tables):
-        return f"moments of more than {LONGEST} features are too large for a fused loop"
-    if engine == CUDA and Room(program).bytes > ROOM:
-        return "the moments are too large for the memory that the threads of a GPU share"
-    terms = sum(f.size for f in program.leaves if f.used and not f.own and not f.table)
-    if max(program.width / WIDEST, terms / TERMS) > 1:
-        return f"{program.width} numbers a run and {terms} shared are too many for a fused loop"
-    if len(marks) * program.seen_count * runs >= OFFSETS:
-        return "a fused loop records fewer than 2^31 numbers; record less, or at fewer steps"
+    if marks[-1] >= OFFSETS:
+        return "a fused loop makes fewer than 2^31 steps"
+    try:
+        program = fused.program(parts, record)
+        if any(max(program.leaves[i].shape) > LONGEST for i in program.matrices):
+            return f"moments of more than {LONGEST} features are too large for a fused loop"
+        if engine == CUDA and cuda.SharedMemory(program).bytes > cuda.LARGEST:
+            return "the moments are too large for the memory that the threads of a GPU share"
+        terms = sum(f.size for f in program.leaves if f.used and not f.own and not f.matrix)
+        if max(program.width / WIDEST, terms / TERMS) > 1:
+            return f"{program.width} numbers a run and {terms} shared are too many for a fused loop"
+        if len(marks) * program.seen_count * runs >= OFFSETS:
+            return "a fused loop records fewer than 2^31 numbers; record less, or at fewer steps"
+        write(program, fused.zeros(parts, record))
+    except Exception as error:
+        return reason_of(error)
     return None
+
+
+def _program(parts: Any, own: Any, record: dict[str, Callable]) -> Program:
+    """The program of (loss, dynamics, state), traced once for all parts of one structure."""
+    arrays, static = eqx.partition(parts, eqx.is_array)
+    leaves, tree = jax.tree.flatten(arrays)
+    mine = tuple(jax.tree.leaves(own))
+    shapes = [a.shape[1:] if m else a.shape for a, m in zip(leaves, mine, strict=True)]
+    one = tuple(jax.ShapeDtypeStruct(s, a.dtype) for s, a in zip(shapes, leaves, strict=True))
+    first = len(leaves) - len(jax.tree.leaves(arrays[2]))
+    rest, shape = jax.tree.flatten(static)
+    known = (tree, one, mine, first, shape, tuple(rest), tuple(record.items()))
+    try:
+        return _traced(*known)
+    except TypeError:  # something that cannot be a key
+        return _traced.__wrapped__(*known)
+
+
+@functools.lru_cache(maxsize=64)
+def _traced(
+    tree: Any, one: Any, mine: Any, first: int, shape: Any, rest: Any, record: Any
+) -> Program:
+    static = jax.tree.unflatten(shape, rest)
+
+    def whole(flat: tuple[Any, ...]) -> Any:
+        return eqx.combine(jax.tree.unflatten(tree, flat), static)
+
+    def step(*flat: Any) -> list[Any]:
+        loss, dynamics, state = whole(flat)
+        return jax.tree.leaves(eqx.filter(dynamics.attempt(loss, state), eqx.is_array))
+
+    def look(*flat: Any) -> Any:
+        loss, _, state = whole(flat)
+        found = {name: function(state.model, loss) for name, function in record}
+        # The record of a run that failed is NaN, so that whole numbers are recorded as reals.
+        return jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(a, float)), found)
+
+    return trace(step, look, one, mine, first)
 
 
 def _flat(array: Any, leaf: Any) -> Any:
     """[numbers, run], or [numbers] where it is shared."""
-    return array.reshape(array.shape[0], -1).T if leaf.own else array.reshape(-1)
+    return array.reshape(array.shape[0], leaf.size).T if leaf.own else array.reshape(-1)
 
 
 @eqx.filter_jit
 def flattened(parts: Any, own: Any, record: dict[str, Callable]) -> dict[int, Array]:
     """The leaves that a loop reads, flat."""
-    program = trace(parts, own, record)
+    program = _program(parts, own, record)
     leaves = jax.tree.leaves(eqx.filter(parts, eqx.is_array))
     return {i: _flat(leaves[i], program.leaves[i]) for i in program.read}
 
@@ -145,7 +237,7 @@ def _ended(parts: Any, program: Program, after: list[Array], made: Array, last: 
     leaves, tree = jax.tree.flatten(arrays)
     for index, values in zip(program.carried, after, strict=True):
         leaf = program.leaves[index]
-        leaves[index] = values.T.reshape(-1, *leaf.shape).astype(leaf.dtype)
+        leaves[index] = values.T.reshape(values.shape[1], *leaf.shape).astype(leaf.dtype)
     clock = leaves[program.clock]
     leaves[program.clock] = jnp.maximum(clock, jnp.asarray(last, clock.dtype))
     state = eqx.combine(jax.tree.unflatten(tree, leaves), static)[2]
@@ -161,4 +253,6 @@ def _recorded(program: Program, seen: Any) -> Any:
     shapes, tree = jax.tree.flatten(program.recorded)
     ends = np.cumsum([shape.size for shape in shapes])
     parts = zip(shapes, np.split(seen, ends, axis=2)[:-1], strict=True)
-    return jax.tree.unflatten(tree, [part.reshape(*seen.shape[:2], *s.shape) for s, part in parts])
+    return jax.tree.unflatten(
+        tree, [part.reshape(*seen.shape[:2], *s.shape).astype(s.dtype) for s, part in parts]
+    )

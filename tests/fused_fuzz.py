@@ -1,0 +1,299 @@
+"""Random programs through the fused loop and through JAX's `vmap`, compared.
+
+    python tests/fused_fuzz.py --programs 5000 [--engine C++|CUDA] [--seed 0]
+
+Each program is a state of a few small arrays, of any type that the loop knows, and a step of random
+operations on them: every primitive with a rule, constants on either side, shared numbers, casts,
+states that change places, empty axes, NaN, infinities and zeros. Many programs share one compiled
+loop. Integers and bools must agree exactly, reals to 1e-12 (single precision: 1e-5).
+"""
+
+import argparse
+import sys
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from iclflow.runs.fused import cpp, cuda
+from iclflow.runs.fused.program import trace, write
+from iclflow.runs.fused.values import CannotFuse
+
+RUNS, STEPS, TOGETHER = 37, 3, 16
+FLOATS, INTEGERS = ("float32", "float64"), ("int32", "int64", "uint32", "int8", "uint8")
+KINDS = (*FLOATS, *FLOATS, *INTEGERS, "bool")
+SHAPES = ((), (1,), (3,), (2, 2), (0,), (2, 3))
+# Dyadic numbers: their sums and products are exact, so that no comparison hangs on a rounding.
+NUMBERS = np.asarray([0.0, -0.0, 0.5, 1.0, -1.0, 1.5, -2.0, 3.0, 0.25, -0.75, 4.0])
+STRANGE = np.asarray([np.inf, -np.inf, np.nan, 0.0, 1e300, -1e300])
+
+
+def numbers(rng, shape, kind, strange):
+    """Random entries of a type; `strange`: the share that is not finite, or extreme."""
+    if kind == "bool":
+        return rng.random(shape) < 0.5
+    if kind in FLOATS:
+        found = rng.choice(NUMBERS, shape)
+        odd = np.where(rng.random(shape) < strange, rng.choice(STRANGE, shape), found)
+        with np.errstate(over="ignore"):
+            return np.asarray(odd, kind)
+    info = np.iinfo(kind)
+    found = rng.integers(max(info.min, -5), 6, shape)
+    extreme = rng.choice(np.asarray([info.min, info.max, 0], object), shape)
+    chosen = np.where(rng.random(shape) < strange, extreme, found.astype(object))
+    return np.asarray(chosen, kind)
+
+
+def unary(rng, x):
+    """A random operation on one array that keeps its shape."""
+    kind = str(x.dtype)
+    choices = ["cast", "rev", "reshape", "neg", "zero", "power", "scatter", "gather", "slice"]
+    if kind in FLOATS:
+        choices += ["sqrt", "finite", "square", "sign", "abs", "pow"]
+    elif kind == "bool":
+        choices = ["not", "cast", "rev", "reshape", "gather", "slice"]
+    else:
+        choices += ["not", "sign", "square"] + ["abs"] * (kind[0] == "i")
+    return rng.choice(choices)
+
+
+def program(seed):
+    """(state arrays [run, ...], shared arrays, step): one random program."""
+    rng = np.random.default_rng(seed)
+    strange = rng.choice([0.0, 0.0, 0.15])
+    shape = SHAPES[rng.integers(len(SHAPES))]
+    kinds = list(rng.choice(KINDS, rng.integers(1, 4)))
+    states = [numbers(rng, (RUNS, *shape), kind, strange) for kind in kinds]
+    shared = [numbers(rng, shape, kind, strange) for kind in kinds]
+    plan = int(rng.integers(2**31))
+
+    def step(state, common):
+        draw = np.random.default_rng(plan)
+        pool = [*state, *common]
+        pool += [jnp.asarray(numbers(draw, (), kind, strange)) for kind in kinds]
+        for _ in range(draw.integers(2, 7)):
+            pool.append(operation(draw, pool, strange))
+        new = []
+        for old in state:
+            like = [v for v in pool[len(state) + 2 :] if v.shape == old.shape] or [old]
+            new.append(like[draw.integers(len(like))].astype(old.dtype))
+        if len(state) > 1 and draw.random() < 0.4 and state[0].dtype == state[1].dtype:
+            new[0], new[1] = state[1], state[0]  # change places
+        return new
+
+    return states, shared, step
+
+
+def operation(rng, pool, strange):
+    """One more array, from those of a pool."""
+    x = pool[rng.integers(len(pool))]
+    if rng.random() < 0.4:
+        return single(rng, x, unary(rng, x))
+    y = pool[rng.integers(len(pool))]
+    y = y.astype(x.dtype)
+    if rng.random() < 0.3:  # a constant on either side
+        constant = jnp.asarray(numbers(rng, x.shape, str(x.dtype), strange))
+        x, y = (constant, x) if rng.random() < 0.5 else (x, constant)
+    x, y = jnp.broadcast_arrays(x, y)
+    kind = str(x.dtype)
+    logic = ["and", "or", "xor"] * (kind not in FLOATS)
+    compare = ["lt", "le", "gt", "ge", "eq", "ne"]
+    maths = ["add", "sub", "mul", "max", "min", "div", "rem", "dot", "add_any"] * (kind != "bool")
+    name = rng.choice(["select", "cases", "concatenate", *logic, *compare, *maths, *maths])
+    if name == "select":
+        return lax.select_n(jnp.asarray(x < y), x, y)
+    if name == "cases":
+        which = jnp.clip(lax.convert_element_type(x, jnp.int32), -1, 3)
+        return lax.select_n(jnp.mod(which, 3), x, y, x)
+    if name == "concatenate":
+        if x.ndim == 0:
+            return x
+        joined = jnp.concatenate([x, y])
+        return joined[x.shape[0] // 2 :][: x.shape[0]]
+    if name == "dot":
+        if x.ndim == 0:
+            return x * y
+        return jnp.broadcast_to(jnp.tensordot(x, y, x.ndim), x.shape)
+    if name == "add_any":
+        return x + y
+    if name in ("div", "rem") and kind[0] == "i":  # XLA itself dies of the lowest integer by -1
+        y = jnp.where(y == -1, 3, y).astype(kind)
+    functions = {"and": lax.bitwise_and, "or": lax.bitwise_or, "xor": lax.bitwise_xor}
+    return (functions.get(str(name)) or getattr(lax, str(name)))(x, y)
+
+
+def single(rng, x, name):
+    kind = str(x.dtype)
+    if name == "cast":
+        return x.astype(str(rng.choice(KINDS)))
+    if name == "rev":
+        return lax.rev(x, tuple(range(x.ndim)))
+    if name == "reshape":
+        return x.T.reshape(x.shape) if x.ndim else x.reshape(1).reshape(())
+    if name == "zero":
+        return x * jnp.zeros((), kind) + x
+    if name == "power":
+        return lax.integer_pow(
+            x, int(rng.choice([0, 1, 2, 3, -1] if kind in FLOATS else [0, 2, 3]))
+        )
+    if name == "scatter":
+        return x if x.ndim == 0 or x.size == 0 else x.at[0].add(x[-1])
+    if name == "gather":
+        return x if x.ndim == 0 or x.size == 0 else x[np.asarray([0] * x.shape[0])]
+    if name == "slice":
+        reduce = [jnp.sum, jnp.max, jnp.min, jnp.prod] if x.size else [jnp.sum, jnp.prod]
+        reduce = [jnp.any, jnp.all] if kind == "bool" else reduce
+        return jnp.broadcast_to(reduce[rng.integers(len(reduce))](x).astype(kind), x.shape)
+    if name == "pow":
+        return lax.pow(x, jnp.asarray(rng.choice([2.0, 0.0, 1.0, 0.5]), kind))
+    functions = {
+        "neg": lax.neg, "sqrt": lax.sqrt, "finite": lax.is_finite, "square": lax.square,
+        "sign": lax.sign, "abs": lax.abs, "not": lax.bitwise_not,
+    }  # fmt: skip
+    return functions[name](x)
+
+
+def compare(programs, engine, options=()):
+    """(how many ran fused, mismatches, reasons) of programs in one loop."""
+    states, shared, steps = zip(*programs, strict=True)
+    sizes = [len(s) for s in states]
+    ends = np.cumsum(sizes)
+    flat_shared = [a for s in shared for a in s]
+    flat_states = [a for s in states for a in s]
+
+    def advance(*leaves):
+        common, (*state, clock) = leaves[: len(flat_shared)], leaves[len(flat_shared) :]
+        new = []
+        for end, size, step in zip(ends, sizes, steps, strict=True):
+            part = slice(end - size, end)
+            new += step(list(state[part]), list(common[part]))
+        return [jnp.asarray(True), *new, clock + 1]
+
+    def look(*leaves):
+        return {"none": jnp.zeros(())}
+
+    leaves = [*flat_shared, *(a[0] for a in flat_states), np.zeros((), np.int64)]
+    shapes = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves)
+    own = (*[False] * len(flat_shared), *[True] * len(flat_states), False)
+    traced = trace(advance, look, shapes, own, len(flat_shared))
+    real = [a for a in flat_shared if np.issubdtype(a.dtype, np.floating)]
+    zeros = None
+    if all(np.isfinite(a).all() for a in real):
+        zeros = tuple(
+            (a == 0).tobytes() if i < len(flat_shared) and a.dtype.kind == "f" else b""
+            for i, a in enumerate(leaves)
+        )
+    flat = {
+        i: a.reshape(-1) if i < len(flat_shared) else a.reshape(RUNS, a[0].size).T
+        for i, a in enumerate([*flat_shared, *flat_states])
+    }
+    flat[len(leaves) - 1] = np.zeros((), np.int64)
+    given = {i: flat[i] for i in traced.read}
+    run = runner(traced, given, engine, options)
+    after, _, _, odd = run(zeros)
+    if odd.any():
+        after, *_ = run(None)
+    found = dict(zip(traced.carried, after, strict=True))
+
+    def one(common, *state):
+        return tuple(advance(*common, *state, jnp.zeros((), int))[1:-1])
+
+    reference = tuple(jnp.asarray(a) for a in flat_states)
+    common = tuple(jnp.asarray(a) for a in flat_shared)
+    together = jax.jit(jax.vmap(one, in_axes=(None, *[0] * len(reference))))
+    for _ in range(STEPS):
+        reference = together(common, *reference)
+    wrong = []
+    for number, (end, size) in enumerate(zip(ends, sizes, strict=True)):
+        for place in range(end - size, end):
+            leaf = len(flat_shared) + place
+            theirs = np.asarray(reference[place])
+            theirs = theirs.reshape(RUNS, theirs[0].size).T
+            ours = np.asarray(found[leaf]) if leaf in found else flat[leaf]
+            if not agree(ours, theirs):
+                wrong.append((number, place - (end - size), ours, theirs))
+    return wrong
+
+
+def runner(traced, given, engine, options):
+    marks = np.asarray([], int)
+    if engine == "CUDA":
+        leaves = {i: jnp.asarray(a) for i, a in given.items()}
+        running = jnp.ones(RUNS, bool)
+        return lambda zeros: cuda.advance(
+            traced, leaves, zeros, np.asarray([], int), STEPS, running
+        )
+    running = np.ones(RUNS, bool)
+    marks = np.asarray([], int)
+    return lambda zeros: cpp.advance(traced, given, zeros, marks, STEPS, running, 1, options)
+
+
+def agree(ours, theirs):
+    if ours.dtype != theirs.dtype:
+        return False
+    if ours.dtype.kind != "f":
+        return np.array_equal(ours, theirs)
+    single = ours.dtype == np.float32
+    return np.allclose(ours, theirs, rtol=1e-5 if single else 1e-12, atol=1e-300, equal_nan=True)
+
+
+def fused_alone(one):
+    """None, or why a program has no fused loop."""
+    states, shared, step = one
+    leaves = [*shared, *(a[0] for a in states), np.zeros((), np.int64)]
+    shapes = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves)
+    own = (*[False] * len(shared), *[True] * len(states), False)
+
+    def advance(*values):
+        common, (*state, clock) = values[: len(shared)], values[len(shared) :]
+        return [jnp.asarray(True), *step(list(state), list(common)), clock + 1]
+
+    try:
+        write(trace(advance, lambda *_: {"none": jnp.zeros(())}, shapes, own, len(shared)), None)
+    except CannotFuse as reason:
+        return str(reason)
+    return None
+
+
+def fuzz(count, seed=0, engine="C++", options=("-O1",)):
+    """How many programs ran fused, why others did not, and the (seed, leaf, ours, theirs) apart."""
+    ran, reasons, wrong, batch = 0, Counter(), [], []
+    for number in range(seed, seed + count):
+        one = program(number)
+        reason = fused_alone(one)
+        if reason is not None:
+            reasons[reason] += 1
+            continue
+        batch.append((number, one))
+        if len(batch) == TOGETHER or number == seed + count - 1:
+            found = compare([p for _, p in batch], engine, options)
+            wrong += [(batch[n][0], *rest) for n, *rest in found]
+            ran += len(batch)
+            batch = []
+    if batch:
+        found = compare([p for _, p in batch], engine, options)
+        wrong += [(batch[n][0], *rest) for n, *rest in found]
+        ran += len(batch)
+    return ran, reasons, wrong
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--programs", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engine", default="CUDA" if jax.default_backend() == "gpu" else "C++")
+    args = parser.parse_args(argv)
+    ran, reasons, wrong = fuzz(args.programs, args.seed, args.engine)
+    for number, leaf, ours, theirs in wrong[:10]:
+        print(f"program {number}, state {leaf}:\n{ours}\n{theirs}")
+    print(f"{ran} of {args.programs} programs ran fused ({args.engine}), {len(wrong)} differ")
+    for reason, count in reasons.items():
+        print(f"{count} by vmap: {reason}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
+    sys.exit(main())
