@@ -41,7 +41,7 @@ def loops(job: Job, fused: bool = True) -> dict[str, Loop]:
     plain = lambda n: vmapped(parts, (None, None), np.asarray([n]), RECORD)  # noqa: E731
     found = {VMAP: Loop(plain, step_operations(loss, model))}
     loop = Fused.of(*parts, (False, False))
-    if fused and why_not(loop, parts, RECORD, job.runs, np.asarray([10**12])) is None:
+    if fused and why_not(loop, parts, RECORD, job.runs, np.asarray([10**9])) is None:
         run = lambda n: loop.advance(parts, np.asarray([n]), RECORD)  # noqa: E731
         found["fused"] = Loop(run, fused_operations(loop, parts, RECORD))
     return found

@@ -124,7 +124,8 @@ class Fused:
         after, seen, made, odd = loop(program, flat, zeros, looks, last)
         if odd.any():  # zero times infinity is NaN: the same once more, without dropping zeros
             after, seen, made, _ = loop(program, flat, None, looks, last)
-        state = _ended(parts, program, *jax.device_put((after, made)), marks[-1])
+        after, made = jax.device_put((after, made))
+        state = _ended(parts, program, after, made, marks[-1])
         return Advanced(state, _recorded(program, seen) if len(looks) else {})
 
 
