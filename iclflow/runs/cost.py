@@ -33,8 +33,8 @@ from iclflow.models import AbstractModel, Separate
 from iclflow.models.kinds import once_a_kind
 from iclflow.results.cache import cache_folder, keep, processor, recall
 from iclflow.runs.compiling import cores
+from iclflow.runs.fused.cpp import LANES
 from iclflow.runs.fused.engine import CPP, CUDA, VMAP, Fused, available
-from iclflow.runs.fused.lanes import LANES
 from iclflow.runs.vmapped import one_clock, vmapped
 from iclflow.tasks.task import Task
 
