@@ -21,7 +21,7 @@ from iclflow.runs.record import recorded_models
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
 from iclflow.theory.drops.first_drop import first_drop, least_loss
-from iclflow.theory.drops.staircase import DropsBy, staircase
+from iclflow.theory.drops.staircase import staircase
 from iclflow.theory.fixed_points.modes import Modes
 from iclflow.theory.linear_transformer import DecoupledFlow, TransformerModes, plateau_losses
 from iclflow.theory.predict import predict, visited_levels
@@ -130,16 +130,8 @@ def _theory(study: Study, model: AbstractModel, runs: Any) -> dict[str, Any]:
         result["rate"] = float(stable_rate(study.loss, model))
     if len(visited_levels(modes, model)) == 2:
         return {**result, "times": {"merged": predict(task, model).times.tolist()}}
-    result["times"], result["heads"] = {}, []
-    for by in DropsBy:
-        try:
-            stairs = staircase(modes, model, drops_by=by, probes=0)
-        except ValueError:
-            continue  # this task has no scalar courses
-        result["times"][by.value] = stairs.times.tolist()
-        if by is DropsBy.COURSE:
-            result["heads"] = stairs.heads.tolist()
-    return result
+    stairs = staircase(modes, model, probes=0)
+    return {**result, "times": {"flow": stairs.times.tolist()}, "heads": stairs.heads.tolist()}
 
 
 def _in_weight(study: Study, model: AbstractModel, runs: Any) -> dict[str, Any]:

@@ -1,15 +1,15 @@
 """Theory laid over a simulation: predicted from the same initial weights, with its error."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import xarray as xr
 
 from iclflow.diagnostics import first_crossings
 from iclflow.models import AbstractModel
-from iclflow.tasks.task import Task
-from iclflow.theory.predict import ENGINES
+from iclflow.theory.drops.quadratic import Source
+from iclflow.theory.predict import select
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,19 +38,22 @@ class Comparison:
 
 
 def compare(
-    tasks: Sequence[Task], models: Sequence[AbstractModel], runs: xr.Dataset
+    sources: Iterable[Source], models: Iterable[AbstractModel], runs: xr.Dataset
 ) -> Comparison | None:
     """The theory of each run from its initial weights; None where no theory covers the model.
 
-    Drop times are when the loss crosses the middle between two levels L(M_m) (24) that the model
-    visits.
+    Drop times are when the loss crosses the middle between two levels that the model visits.
+
+    - `sources`: what each run was trained on, the task of a population or the loss of a sample.
+    - `models`: the initial weights of each run.
+    - `runs`: the measured losses.
     """
     times, curves, predicted, measured = runs["time"].values, [], [], []
-    for i, (task, model) in enumerate(zip(tasks, models, strict=True)):
-        engine = next((one for one in ENGINES if one.admits(task, model) is None), None)
+    for i, (source, model) in enumerate(zip(sources, models, strict=True)):
+        engine = select(source, model)
         if engine is None:
             return None
-        found = engine(task, model)
+        found = engine(source, model)
         expected = np.full(len(found.levels) - 1, np.nan)
         expected[: len(found.times)] = found.times
         curves.append(found.curve(times).loss)
@@ -62,4 +65,12 @@ def compare(
         {"loss": (("seed", "time"), np.stack(curves))},
         coords={"seed": runs["seed"].values, "time": times},
     )
-    return Comparison(data, np.stack(predicted), np.stack(measured))
+    return Comparison(data, _padded(predicted), _padded(measured))
+
+
+def _padded(rows: list[np.ndarray]) -> np.ndarray:
+    """Rows of different lengths as one array: two samples need not have as many drops."""
+    whole = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
+    for row, values in zip(whole, rows, strict=True):
+        row[: len(values)] = values
+    return whole

@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from iclflow.dynamics import AbstractDynamics, Descent
-from iclflow.losses import AbstractLoss, Population, population_moments
+from iclflow.losses import AbstractLoss, AbstractPromptLoss, Population, population_moments
 from iclflow.losses.select import Choice
 from iclflow.models import (
     AbstractInitialiser,
@@ -97,7 +97,9 @@ class Study:
         if self.settings.fixed_fraction > 0 or self.task.outputs > 1:
             return np.zeros(0)
         seeds = range(self.settings.seed, self.settings.seed + self.settings.seeds)[:PREDICTED]
-        times = [drop_times(task, model) for task, model in self._starts(seeds)]
+        models = [model for _, model in self._starts(seeds)]
+        pairs = zip(self._sources(seeds), models, strict=True)
+        times = [drop_times(source, model) for source, model in pairs]
         return np.unique(np.concatenate(times))
 
     @cached_property
@@ -186,8 +188,21 @@ class Study:
 
         if self.settings.fixed_fraction > 0 or self.task.outputs > 1 or not is_timed(runs):
             return None
-        tasks, models = zip(*self._starts(runs["seed"].values.tolist()), strict=True)
-        return compare(tasks, models, runs)
+        seeds = runs["seed"].values.tolist()
+        models = [model for _, model in self._starts(seeds)]
+        return compare(self._sources(seeds), models, runs)
+
+    def _sources(self, seeds: Iterable[int]) -> Iterator[Any]:
+        """What the theory of each seed is of: the prompts it was trained on, or the population."""
+        vary, settings = Vary(self.settings.vary), self.settings
+        sampled = settings.sequences is not None and isinstance(self.loss, AbstractPromptLoss)
+        for seed in seeds:
+            offset = int(seed) - settings.seed
+            task = settings.task(offset) if vary is Vary.ALL else self.task
+            if not sampled or vary is Vary.WEIGHTS:
+                yield self.loss if sampled else task
+            else:
+                yield settings.build_loss(task, self.choice, offset)
 
     def _starts(self, seeds: Iterable[int]) -> Iterator[tuple[Task, AbstractModel]]:
         """The task and the initial weights of each seed."""
@@ -261,13 +276,18 @@ def tests_of(settings: Settings, task: Task, init: AbstractInitialiser) -> dict[
     return tests
 
 
-def drop_times(task: Task, model: AbstractModel) -> np.ndarray:
-    """When the drops of one start come by theory; empty where none covers it."""
-    from iclflow.theory.predict import ENGINES, predict
+def drop_times(source: Any, model: AbstractModel) -> np.ndarray:
+    """When the drops of one start come by theory; empty where none covers it.
 
-    if all(engine.admits(task, model) is not None for engine in ENGINES):
+    - `source`: what is trained on, a task for its population or the loss of a sample.
+    - `model`: the initial weights.
+    """
+    from iclflow.theory.predict import select
+
+    engine = select(source, model)
+    if engine is None:
         return np.zeros(0)
-    times = predict(task, model, probes=0).times
+    times = engine(source, model).times
     return times[np.isfinite(times)]
 
 

@@ -34,12 +34,12 @@ from iclflow.theory.drops.one_drop import growing_strength as growing_strength
 from iclflow.theory.drops.one_drop import merged_course as merged_course
 from iclflow.theory.drops.one_drop import merged_half_time as merged_half_time
 from iclflow.theory.drops.one_drop import paper_merged_duration as paper_merged_duration
+from iclflow.theory.drops.quadratic import Quadratic as Quadratic
 from iclflow.theory.drops.scalar_ode import blow_up_course as blow_up_course
 from iclflow.theory.drops.scalar_ode import mid_drop_time as mid_drop_time
 from iclflow.theory.drops.scalar_ode import paper_duration as paper_duration
 from iclflow.theory.drops.scalar_ode import value_course as value_course
 from iclflow.theory.drops.scalar_ode import value_time as value_time
-from iclflow.theory.drops.staircase import DropsBy as DropsBy
 from iclflow.theory.drops.staircase import Staircase as Staircase
 from iclflow.theory.drops.staircase import staircase as staircase
 from iclflow.theory.fixed_points.conserved import conservation_drift as conservation_drift
@@ -93,4 +93,5 @@ from iclflow.theory.predict import Prediction as Prediction
 from iclflow.theory.predict import Stairs as Stairs
 from iclflow.theory.predict import drop_times as drop_times
 from iclflow.theory.predict import predict as predict
+from iclflow.theory.predict import select as select
 from iclflow.theory.predict import visited_levels as visited_levels

@@ -11,23 +11,31 @@ from typing import Any, ClassVar
 
 import jax
 import numpy as np
+import xarray as xr
 from jaxtyping import Float, Int
 
+from iclflow.models import (
+    AbstractAttention,
+    AbstractLinearModel,
+    AbstractModel,
+    Blocks,
+    Merged,
+    Separate,
+)
 from iclflow.losses import Population
-from iclflow.models import AbstractAttention, AbstractLinearModel, AbstractModel, Merged, Separate
 from iclflow.results.display import html_table
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.base import Curve, Times
-from iclflow.theory.drops.events import aligned_drops
-from iclflow.theory.drops.frame import separate_weights
 from iclflow.theory.drops.limit import VanishingLimit, vanishing_limit
 from iclflow.theory.drops.one_drop import WhiteCourse, merged_course, merged_half_time
-from iclflow.theory.drops.staircase import Staircase, has_courses, staircase
+from iclflow.theory.drops.quadratic import Quadratic, Source, not_quadratic
+from iclflow.theory.drops.staircase import Staircase, staircase
 from iclflow.theory.fixed_points.levels import plateau_losses
 from iclflow.theory.fixed_points.modes import Modes
 
-Source = Task | Population | Modes
+LARGE = 2500  # weights above which the flow of all heads, with the square of them, costs minutes
+LEFT_OUT = "the zero blocks that training moves are left out: they grow to order P^(-1/2)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +50,7 @@ class Prediction:
     - `engine`: what computed it, and `assumes` on what that rests.
     - `curve`: times -> `Curve` with `loss`, and `values` and `effective` where known.
     - `details`: the engine's own result.
+    - `notes`: what is less than sure about this prediction, one sentence each.
     """
 
     times: Float[np.ndarray, " n"]
@@ -51,11 +60,13 @@ class Prediction:
     engine: "AbstractEngine"
     curve: Callable[[Times], Curve]
     details: Staircase | VanishingLimit | WhiteCourse | None
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         times, levels = (", ".join(f"{x:.6g}" for x in a) for a in (self.times, self.levels))
         name = type(self.engine).__name__
-        return f"Prediction(times t/τ = [{times}], levels = [{levels}], engine={name})"
+        notes = "".join(f", note: {note}" for note in self.notes)
+        return f"Prediction(times t/τ = [{times}], levels = [{levels}], engine={name}{notes})"
 
     def _repr_html_(self) -> str:
         heads = ["all"] * len(self.times) if self.heads is None else self.heads
@@ -68,8 +79,8 @@ class Prediction:
 
     @property
     def assumes(self) -> str:
-        """What the prediction rests on, in words."""
-        return self.engine.assumes
+        """What the prediction rests on, in words, and what is less than sure about it."""
+        return "; ".join((self.engine.assumes, *self.notes))
 
     @property
     def time(self) -> Float[np.ndarray, " T"]:
@@ -84,6 +95,34 @@ class Prediction:
         """The loss at `time`."""
         return self.curve(self.time).loss
 
+    def to_dataset(self, time: Times | None = None) -> xr.Dataset:
+        """The predicted curves with their labels, as `sweep` labels measured ones.
+
+        - `time`: t/τ of the points; those of `Prediction.time` if omitted.
+
+        `loss` is over `time`; `values` (time, head) and `effective_weights` (time, row, column)
+        are there where the engine knows them. `drop_times` are along `event`, and with them the
+        heads that make the drops; `levels` are along `plateau`.
+        """
+        found = self.curve(self.time if time is None else time)
+        data: dict[str, Any] = {
+            "loss": ("time", found.loss, {"long_name": "loss", "units": "1"}),
+            "drop_times": ("event", self.times, {"long_name": "middle of the drop", "units": "τ"}),
+            "levels": ("plateau", self.levels, {"long_name": "loss of the plateau", "units": "1"}),
+        }
+        if found.values is not None:
+            data["values"] = (("time", "head"), found.values, {"long_name": "value weights"})
+        if found.effective is not None:
+            names = ("time", "row", "column")
+            data["effective_weights"] = (names, found.effective, {"long_name": "M = Σ v k qᵀ"})
+        if self.heads is not None:
+            data["drop_head"] = ("event", self.heads, {"long_name": "head that makes the drop"})
+        if self.condition is not None:
+            data["condition"] = ("event", self.condition, {"long_name": "condition of the time"})
+        clock = ("time", found.time, {"long_name": "t/τ", "units": "τ"})
+        attributes = {"engine": type(self.engine).__name__, "assumes": self.assumes}
+        return xr.Dataset(data, coords={"time": clock}, attrs=attributes)
+
 
 class AbstractEngine(abc.ABC):
     """A way to predict the gradient flow of one start without integrating all of it."""
@@ -91,25 +130,29 @@ class AbstractEngine(abc.ABC):
     assumes: ClassVar[str]
     attention: ClassVar[type[AbstractAttention]]
 
-    def admits(self, source: Source, model: AbstractModel) -> str | None:
+    def admits(self, source: Source | Quadratic, model: AbstractModel) -> str | None:
         """None if the pair can be predicted this way, else the reason why not."""
-        outputs = _outputs(source)
         found = model.as_attention()
         if not isinstance(model, AbstractLinearModel) or not isinstance(found, Merged | Separate):
             return f"the theory covers linear attention with one layer, got {type(model).__name__}"
-        if max(outputs, found.values.shape[1]) != 1:
-            return f"the theory covers one output, got {max(outputs, found.values.shape[1])}"
+        reason = not_quadratic(source)
+        if reason is not None:
+            return reason
+        if found.values.shape[1] != 1:
+            return f"the theory covers one output, got {found.values.shape[1]}"
         if not isinstance(found, self.attention):
             return f"it predicts {self.attention.__name__}, got {type(found).__name__}"
         return self.beyond(source, found.reduce())
 
-    def beyond(self, source: Source, model: Any) -> str | None:
+    def beyond(self, source: Source | Quadratic, model: Any) -> str | None:
         """What more the engine asks of a pair; None if nothing."""
         del source, model
         return None
 
     @abc.abstractmethod
-    def __call__(self, source: Source, model: AbstractModel, *, probes: int = 0) -> Prediction:
+    def __call__(
+        self, source: Source | Quadratic, model: AbstractModel, *, probes: int = 0
+    ) -> Prediction:
         """The prediction; `probes` perturbed starts measure its condition, where it has one."""
 
 
@@ -119,12 +162,15 @@ class Stairs(AbstractEngine):
     assumes = "small initial weights: heads that have not escaped do not feel each other"
     attention = Separate
 
-    def __call__(self, source: Source, model: AbstractModel, *, probes: int = 0) -> Prediction:
-        start, modes = _attention(self, source, model), Modes.of(source)
-        found = staircase(modes, start, probes=probes)
+    def __call__(
+        self, source: Source | Quadratic, model: AbstractModel, *, probes: int = 0
+    ) -> Prediction:
+        start, loss = _attention(self, source, model), Quadratic.of(source)
+        found = staircase(loss, start, probes=probes)
         condition = found.condition if probes else None
-        levels = visited_levels(modes, start)
-        return Prediction(found.times, found.heads, levels, condition, self, found.at, found)
+        levels = found.levels if loss.factors is None else visited_levels(source, start)
+        notes = (*_left_out(loss, model), *_doubts(found))
+        return Prediction(found.times, found.heads, levels, condition, self, found.at, found, notes)
 
 
 class Jumps(AbstractEngine):
@@ -133,8 +179,17 @@ class Jumps(AbstractEngine):
     assumes = "vanishing initial weights: drops take no time, and dormant heads only grow"
     attention = Separate
 
-    def __call__(self, source: Source, model: AbstractModel, *, probes: int = 0) -> Prediction:
-        found = vanishing_limit(source, _attention(self, source, model))
+    def beyond(self, source: Source | Quadratic, model: Any) -> str | None:
+        if isinstance(source, Task | Population | Modes):
+            return None
+        return f"the limit is that of a population, got {type(source).__name__}; give the Task"
+
+    def __call__(
+        self, source: Source | Quadratic, model: AbstractModel, *, probes: int = 0
+    ) -> Prediction:
+        start = _attention(self, source, model)
+        assert isinstance(source, Task | Population | Modes)
+        found = vanishing_limit(source, start)
         return Prediction(found.times, found.heads, found.levels, None, self, found.at, found)
 
 
@@ -144,32 +199,37 @@ class OneDrop(AbstractEngine):
     assumes = "small initial weights: all heads are parallel when the drop comes"
     attention = Merged
 
-    def __call__(self, source: Source, model: AbstractModel, *, probes: int = 0) -> Prediction:
-        start, modes = _attention(self, source, model), Modes.of(source)
-        times = np.asarray([merged_half_time(modes, start)])
+    def __call__(
+        self, source: Source | Quadratic, model: AbstractModel, *, probes: int = 0
+    ) -> Prediction:
+        start, loss = _attention(self, source, model), Quadratic.of(source)
+        times = np.asarray([merged_half_time(loss, start)])
 
         def curve(times: Times) -> Curve:
-            return merged_course(modes, start, times)
+            return merged_course(loss, start, times)
 
-        return Prediction(times, None, visited_levels(modes, start), None, self, curve, None)
+        levels, notes = _two_levels(loss), _left_out(loss, model)
+        return Prediction(times, None, levels, None, self, curve, None, notes)
 
 
 class Logistic(AbstractEngine):
     """Merged key and query, white inputs: the closed form (15)(45)-(48) (see `WhiteCourse`)."""
 
-    assumes = "small initial weights and white inputs, B G Λ ∝ G"
+    assumes = "small initial weights and white inputs, 𝓗[G] ∝ G"
     attention = Merged
 
-    def beyond(self, source: Source, model: Any) -> str | None:
+    def beyond(self, source: Source | Quadratic, model: Any) -> str | None:
         try:
-            WhiteCourse(Modes.of(source), model)
+            WhiteCourse(source, model)
         except ValueError as error:
             return str(error)
         return None
 
-    def __call__(self, source: Source, model: AbstractModel, *, probes: int = 0) -> Prediction:
-        start, modes = _attention(self, source, model), Modes.of(source)
-        found = WhiteCourse(modes, start)
+    def __call__(
+        self, source: Source | Quadratic, model: AbstractModel, *, probes: int = 0
+    ) -> Prediction:
+        start, loss = _attention(self, source, model), Quadratic.of(source)
+        found = WhiteCourse(loss, start)
 
         def curve(times: Times) -> Curve:
             saves = np.atleast_1d(np.asarray(times, float))
@@ -179,10 +239,22 @@ class Logistic(AbstractEngine):
             return Curve(saves, np.asarray(found.loss(saves)), values, matrices)
 
         times = np.asarray([float(found.mid_drop_time())])
-        return Prediction(times, None, visited_levels(modes, start), None, self, curve, found)
+        levels, notes = _two_levels(loss), _left_out(loss, model)
+        return Prediction(times, None, levels, None, self, curve, found, notes)
 
 
 ENGINES = (Stairs(), Logistic(), OneDrop(), Jumps())  # the best first
+
+
+def select(source: Source | Quadratic, model: AbstractModel) -> AbstractEngine | None:
+    """The engine that `predict` would take; None where no theory covers the pair.
+
+    Above 2,500 weights separate key and query go by the limit of vanishing weights: the flow of all
+    heads needs the square of their number.
+    """
+    large = sum(leaf.size for leaf in jax.tree.leaves(model)) > LARGE
+    order = (*ENGINES[1:], ENGINES[0]) if large else ENGINES
+    return next((one for one in order if one.admits(source, model) is None), None)
 
 
 def predict(
@@ -190,46 +262,47 @@ def predict(
 ) -> Prediction:
     """When each drop comes, who makes it, and the loss in between, from the initial weights.
 
-    - `source`: the task, its population or its modes; one output.
+    - `source`: what is trained on, with one output. A loss of prompts (`Moments`, `Features`,
+      `Sequences`; sampled, from a pool, or your own) gives the theory of those very prompts. A
+      `Task` or its `Population` gives that of infinitely many.
     - `model`: the initial weights, linear attention or a network equivalent to it. Trained zero
-      blocks are left out: in the population they stay zero.
-    - `engine`: one of `ENGINES`; the best that admits the pair if omitted.
+      blocks are left out: in the population they stay zero, on P prompts they grow to P^(-1/2).
+    - `engine`: one of `ENGINES`; that of `select` if omitted.
     - `probes`: how many perturbed starts measure the condition; 0 for none.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> loss = icl.Moments.sample(task, 1000, jax.random.key(1))
+    >>> start = icl.Separate.initialiser(task, heads=3, scale=0.01)(jax.random.key(0))
+    >>> [len(icl.predict(source, start).times) for source in (loss, task)]
+    [2, 2]
     """
-    if engine is not None:
-        return engine(source, model, probes=probes)
-    reasons = []
-    for one in ENGINES:
-        reason = one.admits(source, model)
-        if reason is None:
-            return one(source, model, probes=probes)
-        reasons.append(reason)
-    raise ValueError(f"{reasons[0]}; give Merged, Separate, MLP or ConvNet")
+    chosen = select(source, model) if engine is None else engine
+    if chosen is None:
+        reason = ENGINES[0].admits(source, model)
+        raise ValueError(f"{reason}; give Merged, Separate, MLP or ConvNet, and one output")
+    return chosen(source, model, probes=probes)
 
 
 def drop_times(source: Source, models: Sequence[AbstractModel]) -> Float[np.ndarray, "S n"]:
-    """The times of all drops of many starts of one shape; infinite where a drop never comes.
+    """The times of all drops of several starts of one shape; infinite where a drop never comes.
 
-    Separate key and query go by their scalar courses, all starts together, where the task has
-    them: faster and less accurate than `predict` (see `DropsBy`). Quantiles over 200 starts are off
-    by 1.5% at w = 1e-2 and 8% at 0.07 (benchmarks/staircase.py). Everything else as `predict`.
+    - `source`, `models`: each start is predicted as by `predict`. For very many starts
+      `theory.drops.many.many_escapes` has the limit of vanishing weights, all together.
     """
-    modes, stairs = Modes.of(source), Stairs()
-    if models and stairs.admits(modes, models[0]) is None and has_courses(modes):
-        weights = [separate_weights(_attention(stairs, modes, one)) for one in models]
-        rank, runs = weights[0][1].shape[1], aligned_drops(modes, weights)
-        # In a head of rank R drops come so close that they are never alone.
-        found = [run.lone_times if rank == 1 else run.drop_times for run in runs]
-    else:
-        found = [predict(modes, one, probes=0).times for one in models]
+    known = isinstance(source, Task | Population | Modes)
+    loss = source if known or not models else Quadratic.of(source)
+    found = [predict(loss, one, probes=0).times for one in models]
     times = np.full((len(found), max(map(len, found), default=0)), np.inf)
     for row, one in zip(times, found, strict=True):
         row[: len(one)] = one
     return times
 
 
-def visited_levels(source: Source, model: AbstractModel) -> Float[np.ndarray, " m"]:
-    """L(M_m) of the plateaus that a model visits; empty where the theory has none for it."""
+def visited_levels(source: Source | Quadratic, model: AbstractModel) -> Float[np.ndarray, " m"]:
+    """The losses of the plateaus that a model visits; empty where the theory has none for it."""
+    if isinstance(model.as_attention(), Merged):
+        return _two_levels(Quadratic.of(source))
     levels = np.asarray(plateau_losses(source))
     return levels[list(model.visits(len(levels) - 1))]
 
@@ -241,13 +314,29 @@ def covered_levels(task: AbstractTask, model: AbstractModel) -> Float[np.ndarray
     return visited_levels(task, model)
 
 
-def _outputs(source: Source) -> int:
-    if isinstance(source, Task):
-        return source.outputs
-    return 1 if isinstance(source, Modes) else source.cross.shape[0]
+def _two_levels(loss: Quadratic) -> Float[np.ndarray, " 2"]:
+    """Before and after the one drop of merged key and query: E[y²] and least squares."""
+    return np.asarray([loss.power, float(loss.loss(loss.least_squares))])
 
 
-def _attention(engine: AbstractEngine, source: Source, model: AbstractModel) -> Any:
+def _left_out(loss: Quadratic, model: AbstractModel) -> tuple[str, ...]:
+    """What of the model a prediction on prompts leaves out."""
+    full = isinstance(model, AbstractLinearModel) and model.blocks is Blocks.FULL
+    return (LEFT_OUT,) if full and loss.factors is None else ()
+
+
+def _doubts(found: Staircase) -> tuple[str, ...]:
+    """What is less than sure about a staircase, in words."""
+    numbers = [str(i + 1) for i in np.flatnonzero(found.together)]
+    doubts = []
+    if numbers:
+        doubts.append(f"at drop {', '.join(numbers)} two heads escape together, chance decides")
+    if not found.complete:
+        doubts.append(f"it ends early, after {len(found.times)} drops: {found.ended}")
+    return tuple(doubts)
+
+
+def _attention(engine: AbstractEngine, source: Source | Quadratic, model: AbstractModel) -> Any:
     """The attention of a model without trained zero blocks; `ValueError` unless admitted."""
     reason = engine.admits(source, model)
     if reason is not None:

@@ -100,16 +100,17 @@ def start_summary(found: Prediction, task: Task, scale: float) -> dict[str, Any]
         "heads": None if found.heads is None else found.heads.tolist(),
         "engine": type(found.engine).__name__,
         "assumes": found.assumes,
+        "doubts": list(found.notes),
     }
     stairs = found.details
     if not isinstance(stairs, Staircase):
         paper = paper_merged_duration(Population(task), scale)
         return common | {"paper_durations": [float(paper)]}
     return common | {
-        "drops_by": stairs.by.value,
         "durations": stairs.durations.tolist(),
         "new_head": stairs.escapes.tolist(),
         "values": stairs.values.tolist(),
         "paper_durations": stairs.paper_durations.tolist(),
+        "margin": stairs.margin.tolist(),
         "ended": stairs.ended,
     }

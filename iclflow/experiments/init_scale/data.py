@@ -167,7 +167,7 @@ def _separate(seeds: int, theory_scales: tuple[float, ...]) -> dict[str, Variabl
     ]
     shown = [rows[SHOWN_SEED] for rows in stairs]
     theory_time = np.stack([np.geomspace(1e-3, 1.5, 2 * MARKS) * s.times[-1] for s in shown])
-    theory_loss = [s.run.loss(t) for s, t in zip(shown, theory_time, strict=True)]
+    theory_loss = [s.at(t).loss for s, t in zip(shown, theory_time, strict=True)]
     return {
         "separate_time": (("separate_scale", "separate_mark"), np.concatenate(clocks), "t/τ"),
         "separate_loss": (("separate_scale", "separate_mark"), np.concatenate(curves), "loss"),

@@ -139,7 +139,7 @@ def compute_fig8(*, quick: bool = False, progress: Progress | None = None) -> xr
         near_drops = [t + np.linspace(-70, 70, 15) for t in stairs.times]
         grid = np.sort(np.concatenate([np.linspace(0, END_8, 100 - 15 * task.size), *near_drops]))
         times.append(grid.clip(0, END_8))
-        values.append(stairs.run.values(times[-1]))
+        values.append(stairs.at(times[-1]).values)
         final.append(_final_values(task, rank))
         if progress is not None:
             progress(i + 1, len(RANKS_8))

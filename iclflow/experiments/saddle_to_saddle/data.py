@@ -114,7 +114,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         "value_limit": (("component",), 1 / np.asarray(modes.c), "value weight at M_D (25)"),
         "staircase_loss": (
             ("seed", "time"),
-            [s.run.loss(time) for s in stairs],
+            [s.at(time).loss for s in stairs],
             "staircase predicted from the initial weights",
         ),
         "staircase_time": (("seed", "component"), [s.times for s in stairs], "its drops, t/τ"),

@@ -86,7 +86,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         "merged_loss": (("seed", "merged_mark"), merged["loss"], "loss, merged"),
         "merged_theory": (("merged_mark",), course.loss, "reduced flow, seed 0"),
         "loss": (("seed", "time"), separate["loss"], "loss, separate"),
-        "staircase_loss": (("seed", "time"), [s.run.loss(time) for s in stairs], "staircase"),
+        "staircase_loss": (("seed", "time"), [s.at(time).loss for s in stairs], "staircase"),
         "plateau_loss": (
             ("seed", "level"),
             [_on_plateaus(time, row, levels) for row in separate["loss"]],

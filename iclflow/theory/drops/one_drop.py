@@ -2,8 +2,8 @@
 
 Only the growing half of a small random start survives its plateau,
 `s(0) = ¼ ‖w₂(0) + W₁(0) m̂‖²` with m̂ = vec(G)/‖G‖; after that all heads are parallel and the
-weights are one matrix M = Σ vᵢ Uᵢ that obeys `τ dM/dt = ‖M‖ A + M ⟨M, A⟩/‖M‖`, A = G - B M Λ.
-Times are t/τ.
+weights are one matrix M = Σ vᵢ Uᵢ that obeys `τ dM/dt = ‖M‖ R + M ⟨M, R⟩/‖M‖`, R = G - 𝓗[M] (Q6),
+for any loss that is quadratic in M; 𝓗[M] = B M Λ for a population. Times are t/τ.
 """
 
 from typing import Any
@@ -17,27 +17,24 @@ from jaxtyping import Array, ArrayLike, Float
 
 from iclflow.losses import Population
 from iclflow.models import Merged
-from iclflow.tasks.task import Task
 from iclflow.theory.drops.base import Curve, Times
-from iclflow.theory.fixed_points.modes import Modes
-
-Source = Task | Population | Modes
+from iclflow.theory.drops.quadratic import Quadratic, Source
 
 
-def growing_strength(source: Source, model: Merged) -> Float[Array, ""]:
+def growing_strength(source: Source | Quadratic, model: Merged) -> Float[Array, ""]:
     """s(0) = ¼ Σᵢ (vᵢ + ⟨Uᵢ, G⟩/‖G‖)² (E2); ‖w₂(0)‖² if aligned (44)."""
-    return jnp.sum(_halves(Modes.of(source), model)[0] ** 2)
+    return jnp.sum(_halves(Quadratic.of(source), model)[0] ** 2)
 
 
-def _halves(modes: Modes, model: Merged) -> tuple[Float[Array, " H"], Float[Array, " H"]]:
+def _halves(loss: Quadratic, model: Merged) -> tuple[Float[Array, " H"], Float[Array, " H"]]:
     """The growing and the decaying combination of each head's value and merged weight."""
-    if model.values.shape[1] != 1 or model.merged.shape[1] != modes.size:
+    if model.values.shape[1] != 1 or model.merged.shape[1] != loss.size:
         raise ValueError(
-            f"no merged time course: the task has 1 output and {modes.size} inputs, the model "
+            f"no merged time course: the loss has 1 output and {loss.size} inputs, the model "
             f"{model.values.shape[1]} and {model.merged.shape[1]}; draw it with "
             f"Merged.initialiser(task, ...)"
         )
-    return _combinations(modes.cross, model.values[:, 0, 0], model.merged)
+    return _combinations(jnp.asarray(loss.cross), model.values[:, 0, 0], model.merged)
 
 
 @jax.jit  # one compilation for all of it, not one an operation
@@ -69,7 +66,7 @@ def _logistic(
 class WhiteCourse(eqx.Module):
     """The closed form (15)(45)-(48) for white inputs, loss and weights, from any small start.
 
-    It needs B G Λ = α G, so that M keeps the direction of G: Λ = c I (α = c³ (1 + (1 + D)/N),
+    It needs 𝓗[G] = α G, so that M keeps the direction of G: Λ = c I (α = c³ (1 + (1 + D)/N),
     γ = c² √D), or the same on the range of Λ. The error in the loss is of order w².
     """
 
@@ -81,17 +78,17 @@ class WhiteCourse(eqx.Module):
     decaying: Float[Array, " H"]  # ½ (v - ⟨U, m̂⟩) at the start
     orthogonal: Float[Array, "H D D"]  # U without its part along m̂, at the start
 
-    def __init__(self, source: Source, model: Merged) -> None:
+    def __init__(self, source: Source | Quadratic, model: Merged) -> None:
         """Reduce a start; `ValueError` unless the task is white."""
-        modes = Modes.of(source)
-        self.growing, self.decaying = _halves(modes, model)
-        self.power = modes.power
+        loss = Quadratic.of(source)
+        self.growing, self.decaying = _halves(loss, model)
+        self.power = jnp.asarray(loss.power)
         self.direction, self.rate, self.saturation, self.orthogonal, gap = _white_parts(
-            modes.cross, modes.second, modes.covariance, model.merged
+            jnp.asarray(loss.cross), jnp.asarray(loss.curved(loss.cross)), model.merged
         )
         if not float(gap) < 1e-6:
             raise ValueError(
-                f"the closed form needs white inputs, B G Λ ∝ G, and misses by {float(gap):.1g}; "
+                f"the closed form needs white inputs, 𝓗[G] ∝ G, and misses by {float(gap):.1g}; "
                 f"use merged_course, which integrates the reduced flow"
             )
 
@@ -138,104 +135,82 @@ class WhiteCourse(eqx.Module):
 
 @jax.jit
 def _white_parts(
-    cross: Float[Array, "D D"],
-    second: Float[Array, "D D"],
-    covariance: Float[Array, "D D"],
-    merged: Float[Array, "H D D"],
+    cross: Float[Array, "D D"], image: Float[Array, "D D"], merged: Float[Array, "H D D"]
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Direction, γ, α, the rest of U, and how far B G Λ is from α G."""
-    image, rate = second @ cross @ covariance, jnp.linalg.norm(cross)
+    """Direction, γ, α, the rest of U, and how far 𝓗[G] is from α G."""
+    rate = jnp.linalg.norm(cross)
     direction, saturation = cross / rate, jnp.sum(image * cross) / rate**2
     gap = jnp.linalg.norm(image - saturation * cross) / jnp.linalg.norm(image)
     along = jnp.einsum("hdc,dc->h", merged, direction)
     return direction, rate, saturation, merged - along[:, None, None] * direction[None], gap
 
 
-class _ReducedFlow:
-    """M as D numbers along the common eigenvectors, or as D² entries if there are none."""
+def _reduced_flow(
+    loss: Quadratic, strength: float, horizon: float, tolerance: float, **options: Any
+) -> Any:
+    """Integrate τ dM/dt = ‖M‖ R + M ⟨M, R⟩/‖M‖ from M = s(0) G/‖G‖, as D² numbers."""
+    shape = loss.cross.shape
 
-    def __init__(self, modes: Modes) -> None:
-        self.power = float(modes.power)
-        self.shape = modes.covariance.shape
-        self.second, self.covariance = np.asarray(modes.second), np.asarray(modes.covariance)
-        self.basis = np.asarray(modes.right) if modes.commuting else None
-        self.g = np.asarray(modes.g if modes.commuting else modes.cross.ravel())
-        self.curvature = np.asarray(modes.eigenvalue * modes.b) if modes.commuting else None
+    def slope(t: float, m: np.ndarray) -> np.ndarray:
+        size, r = np.linalg.norm(m), loss.residual(m.reshape(shape)).ravel()
+        return size * r + m * (m @ r) / size
 
-    def residual(self, m: np.ndarray) -> np.ndarray:
-        """r = g - λ b μ, or A = G - B M Λ."""
-        if self.curvature is not None:
-            return self.g - self.curvature * m
-        return self.g - (self.second @ m.reshape(self.shape) @ self.covariance).ravel()
-
-    def loss(self, m: np.ndarray) -> float:
-        """L = E[y²] - ⟨M, G + A⟩."""
-        return self.power - float(m @ (self.g + self.residual(m)))
-
-    def matrix(self, m: np.ndarray) -> np.ndarray:
-        """M as a matrix."""
-        if self.basis is None:
-            return m.reshape(self.shape)
-        return (self.basis * m[None, :]) @ self.basis.T
-
-    def solve(self, strength: float, horizon: float, tolerance: float, **options: Any) -> Any:
-        """Integrate τ dM/dt = ‖M‖ A + M ⟨M, A⟩/‖M‖ from M = s(0) G/‖G‖."""
-
-        def slope(t: float, m: np.ndarray) -> np.ndarray:
-            size, r = np.linalg.norm(m), self.residual(m)
-            return size * r + m * (m @ r) / size
-
-        return scipy.integrate.solve_ivp(
-            slope,
-            (0.0, horizon),
-            strength * self.g / np.linalg.norm(self.g),
-            method="DOP853",
-            dense_output=True,
-            rtol=tolerance,
-            atol=1e-2 * tolerance * strength,
-            **options,
-        )
+    return scipy.integrate.solve_ivp(
+        slope,
+        (0.0, horizon),
+        strength * loss.cross.ravel() / np.linalg.norm(loss.cross),
+        method="DOP853",
+        dense_output=True,
+        rtol=tolerance,
+        atol=1e-2 * tolerance * strength,
+        **options,
+    )
 
 
 def merged_course(
-    source: Source, model: Merged, times: Times, *, tolerance: float = 1e-10
+    source: Source | Quadratic, model: Merged, times: Times, *, tolerance: float = 1e-10
 ) -> Curve:
-    """The reduced flow of a small merged start for any Λ (E2), at the times t/τ.
+    """The reduced flow of a small merged start on any quadratic loss (E2)(Q6), at the times t/τ.
 
-    D numbers for a commuting task, `τ dμ_d/dt = ‖μ‖ r_d + μ_d (μ·r)/‖μ‖`, r = g - λ b μ,
-    μ(0) = s(0) g/‖g‖; D² otherwise. The heads keep the proportions of their growing halves.
+    The heads keep the proportions of their growing halves.
+
+    - `source`: the task, its population, or a loss of prompts; one output.
+    - `model`: the initial weights.
+    - `times`: t/τ.
+    - `tolerance`: relative error of the solver per step.
     """
-    modes = Modes.of(source)
-    growing = np.asarray(_halves(modes, model)[0], float)
-    flow, start = _ReducedFlow(modes), float(growing @ growing)
+    loss = Quadratic.of(source)
+    growing = np.asarray(_halves(loss, model)[0], float)
+    start = float(growing @ growing)
     saves = np.atleast_1d(np.asarray(times, float))
-    states = np.zeros((len(saves), len(flow.g)))
-    if start > 0 and flow.g.any():  # else nothing grows: at rest for ever
+    matrices = np.zeros((len(saves), *loss.cross.shape))
+    if start > 0 and loss.cross.any():  # else nothing grows: at rest for ever
         horizon = max(float(saves.max()), float(np.finfo(float).eps))
-        states = np.asarray(flow.solve(start, horizon, tolerance).sol(saves)).T
-    matrices = np.stack([flow.matrix(m) for m in states])
+        states = _reduced_flow(loss, start, horizon, tolerance).sol(saves)
+        matrices = np.asarray(states).T.reshape(matrices.shape)
     strength = np.sqrt(np.linalg.norm(matrices, axis=(1, 2)))
     share = growing / np.sqrt(start) if start > 0 else growing
-    loss = np.asarray([flow.loss(m) for m in states])
-    return Curve(saves, loss, strength[:, None] * share[None, :], matrices)
+    return Curve(saves, loss.loss(matrices), strength[:, None] * share[None, :], matrices)
 
 
-def merged_half_time(source: Source, model: Merged, *, tolerance: float = 1e-10) -> float:
-    """When the loss is halfway down its one drop, from the reduced flow (E2)."""
-    modes = Modes.of(source)
-    flow, start = _ReducedFlow(modes), float(growing_strength(modes, model))
-    if start == 0 or not flow.g.any():
+def merged_half_time(
+    source: Source | Quadratic, model: Merged, *, tolerance: float = 1e-10
+) -> float:
+    """When the loss is halfway down its one drop, from the reduced flow (E2)(Q6)."""
+    loss = Quadratic.of(source)
+    start = float(growing_strength(loss, model))
+    if start == 0 or not loss.cross.any():
         return float("inf")
-    middle = (flow.power + float(modes.level(range(modes.rank)))) / 2
+    middle = (loss.power + float(loss.loss(loss.least_squares))) / 2
 
     def crossing(t: float, m: np.ndarray) -> float:
-        return flow.loss(m) - middle
+        return float(loss.loss(m.reshape(loss.cross.shape))) - middle
 
     crossing.terminal = True  # type: ignore[attr-defined]
-    # The half time is about ln(1/s(0))/2γ, and never many times 1/γ more.
-    rate = float(np.linalg.norm(flow.g))
-    horizon = 100 * (1 + abs(np.log(start))) / rate
-    found = flow.solve(start, horizon, tolerance, events=crossing).t_events[0]
+    # The half time is about ln(1/s(0))/2γ. Modes much slower than γ = ‖G‖ make it longer.
+    rate = float(np.linalg.norm(loss.cross))
+    horizon = 1e4 * (1 + abs(np.log(start))) / rate
+    found = _reduced_flow(loss, start, horizon, tolerance, events=crossing).t_events[0]
     return float(found[0]) if len(found) else float("nan")
 
 

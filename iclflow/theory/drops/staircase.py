@@ -1,41 +1,512 @@
-"""The staircase of separate key and query, predicted from the initial weights (Sections 4 and 5).
+"""The staircase of any quadratic loss, predicted from the initial weights: one engine.
 
-Which head learns which mode, when, and the whole loss curve on the clock t/τ, for one start. The
-paper's estimate of the durations, (68)(73), is listed beside it.
+Between drops every dormant head has its closed form under the residual R that the resting heads
+leave (Q3). The first to blow up makes the next drop. From shortly before its blow-up all heads
+follow the flow (19)(80), until those awake rest again; where they rest is polished by Newton's
+method (Q4). What R is left there decides the next plateau (Q5). Nothing but R enters, so a task, its
+population, a sample and somebody's own prompts are one case. Times are t/τ.
 """
 
+import abc
 import dataclasses
-import enum
-from collections.abc import Sequence
+import functools
+from typing import Any
 
 import numpy as np
 import scipy
 from jaxtyping import Bool, Float, Int
 
-from iclflow.losses import Population
 from iclflow.models import AbstractModel
-from iclflow.tasks.task import Task
-from iclflow.theory.drops.base import AbstractRun, Curve, Times
-from iclflow.theory.drops.events import aligned_drops
-from iclflow.theory.drops.followed import FlowDrops, flow_drops
-from iclflow.theory.drops.frame import Frame, Weights, separate_weights
-from iclflow.theory.fixed_points.modes import Modes
+from iclflow.theory.drops.base import Curve, Times
+from iclflow.theory.drops.dormant import DormantHeads
+from iclflow.theory.drops.frame import Weights, separate_weights
+from iclflow.theory.drops.head_flow import HeadFlow, States
+from iclflow.theory.drops.quadratic import Quadratic, Source
 
-NEAR = 0.05  # relative difference of times by scalar courses and by the flow
-LARGE = 300  # weights from which the flow, whose Jacobian has their square, costs too much
+LEAD = 50.0  # the flow takes over when c v = 1/LEAD
+AWAKE = 0.3  # share of the expected final value weight above which a head counts as escaped
+NEAR_REST = 1e-2  # force on the heads awake, in units of the drop, at which a rest is looked for
+TRANSIENT = 1e-6  # phase that dormant heads may miss when heads awake are put at rest
+CLOSE = 1e-4  # relative change of R at which heads awake may be put at rest
+DRIFT = 1e-5  # relative change of R that heads at rest may still make during the plateau
+LEARNED = 1e-6  # relative size of a singular value of M that counts as learned
+NOTHING = 1e-10  # relative size of R that counts as nothing
+TOLERANCE = 1e-7  # of the solver
+STRIDE = 8  # steps of it between two looks at the state
+LONGEST = 1e12  # of a leg, in units c/g
+STEPS = 30_000  # of a leg
 PERTURBATION = 1e-4  # relative change of every initial weight behind the condition number
+UNSTABLE = 1e-6  # rate of growth, in units g/c, above which heads at rest turn away from it
+KICK = 1e-4  # relative change of the weights that lets them
+TOGETHER = 5.0  # distance of two escapes, in units c/g, below which they are not told apart
+
+ALL_LEARNED = "every mode is learned"
+NO_HEAD = "no head is left"
+NO_ESCAPE = "no head that is left ever escapes"
+TOO_LONG = "a drop took longer than it was followed for"
 
 
-class DropsBy(enum.Enum):
-    """How the drops themselves are computed; plateaus always have their closed form.
+@dataclasses.dataclass(frozen=True)
+class Drop:
+    """One drop of the loss, made by one head. Times are t/τ."""
 
-    `FLOW`: all heads follow the flow from shortly before a drop until it is over; any task.
-    `COURSE`: each mode by its scalar course (26), each head of rank R by R + 1 numbers; needs a
-    commuting task whose gains and drops order the modes alike, and is 100 times less accurate.
+    head: int
+    time: float  # when the loss is halfway down
+    blow_up: float  # of the head that escapes; infinite for a drop inside an active head
+    sign: float  # of the head's value weight from then on
+    gain: float  # g, the largest singular value of R on the plateau before
+    misalignment: float  # share of the head's |p|² off the leading direction, shortly before
+    dormant_value: float  # |v| of the head at the beginning of the plateau
+    margin: float  # how much later, relatively, the next head would have escaped
+    width: float  # c/g, the unit of time of the drop
+
+    @property
+    def escape(self) -> bool:
+        """Whether a new head makes the drop, rather than a further pair of an active one."""
+        return bool(np.isfinite(self.blow_up))
+
+
+class AbstractLeg(abc.ABC):
+    """A stretch of time and the weights in it."""
+
+    start: float
+    stop: float
+
+    @abc.abstractmethod
+    def states(self, times: Float[np.ndarray, " T"]) -> States:
+        """All weights at times between start and stop."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plateau(AbstractLeg):
+    """Escaped heads rest and dormant heads have their closed form."""
+
+    start: float
+    stop: float
+    flow: HeadFlow
+    rest: Float[np.ndarray, " n"]  # the state when it began
+    dormant: DormantHeads
+    asleep: Bool[np.ndarray, " H"]
+    left: Float[np.ndarray, "D D"]  # singular vectors of R, columns
+    right: Float[np.ndarray, "D D"]
+
+    def states(self, times: Float[np.ndarray, " T"]) -> States:
+        result = np.repeat(self.rest[None], len(times), axis=0)
+        v, k, q = self.flow.split(result)
+        # In portions: the closed form needs hundreds of numbers for each time, head and mode.
+        portion = max(1, 2000 // max(self.dormant.sums.size, 1))
+        for i in range(0, len(times), portion):
+            rows = slice(i, i + portion)
+            v[rows, self.asleep], p, n = self.dormant.along(times[None, rows] - self.start)
+            k[rows, self.asleep] = (p + n) / 2 @ self.left.T
+            q[rows, self.asleep] = (p - n) / 2 @ self.right.T
+        return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Descent(AbstractLeg):
+    """All heads follow the flow down one or more drops."""
+
+    start: float
+    stop: float
+    course: Any  # by time, scipy.integrate.OdeSolution
+
+    def states(self, times: Float[np.ndarray, " T"]) -> States:
+        return self.course(times - self.start).T
+
+
+@dataclasses.dataclass(frozen=True)
+class Opening:
+    """What the heads at rest leave to learn: R, and what it would make of one more head."""
+
+    left: Float[np.ndarray, "D D"]  # singular vectors of R, columns
+    gains: Float[np.ndarray, " D"]
+    right: Float[np.ndarray, "D D"]
+    size: float  # the value weight of a head that has learned the leading pair: 1/c
+
+    @classmethod
+    def of(
+        cls, flow: HeadFlow, y: np.ndarray, awake: Bool[np.ndarray, " H"]
+    ) -> "Opening":
+        """R off the directions that the heads awake have learned, where it is zero at rest.
+
+        At rest R q = 0 and Rᵀ k = 0 for every pair of a head awake. What is left there is
+        rounding, and would be the fastest mode of a late plateau.
+        """
+        R = flow.quadratic.residual(flow.effective(y[None], awake[None])[0])
+        k, q = (a[awake].reshape(-1, flow.size) for a in flow.split(y)[1:])
+        for vectors, axis in ((k, 0), (q, 1)):
+            span = _span(vectors)
+            off = np.eye(flow.size) - span @ span.T
+            R = off @ R if axis == 0 else R @ off
+        left, gains, right = np.linalg.svd(R)
+        scale = NOTHING * float(np.linalg.norm(flow.quadratic.cross))
+        gains = np.where(gains > scale, gains, 0.0)
+        if gains[0] == 0:
+            return cls(left, gains, right.T, np.inf)
+        top = left[:, :1] * right[:1]
+        stiffness = float(np.sum(top * flow.quadratic.curved(top)))
+        return cls(left, gains, right.T, (float(gains[0]) / stiffness) ** (1 / 3))
+
+    @property
+    def unit(self) -> float:
+        """c/g, in which the drop to come takes a few."""
+        return 1 / (self.size * float(self.gains[0]))
+
+    def dormant(self, flow: HeadFlow, y: np.ndarray, asleep: np.ndarray) -> DormantHeads:
+        """The heads asleep, in the singular basis of R."""
+        v, k, q = (a[asleep] for a in flow.split(y))
+        k, q = k @ self.left, q @ self.right
+        return DormantHeads(v, k + q, k - q, self.gains)
+
+
+def _span(vectors: Float[np.ndarray, "n D"]) -> Float[np.ndarray, "D m"]:
+    """An orthonormal basis of what the rows span, those of negligible length left out."""
+    left, sizes, _ = np.linalg.svd(vectors.T, full_matrices=False)
+    return left[:, sizes > LEARNED**0.5 * sizes.max(initial=0.0)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Escape:
+    """The head about to escape from a plateau."""
+
+    head: int
+    blow_up: float
+    misalignment: float
+    value: float  # |v| when the plateau began
+    margin: float
+
+
+def _escape(
+    begin: DormantHeads, end: DormantHeads, which: int, head: int, now: float, opening: Opening
+) -> _Escape:
+    """The escape of one of the dormant heads, given when their plateau begins and shortly before."""
+    times, _ = begin.blow_up()
+    along = np.sum(end.sums[which] ** 2 + end.differences[which] ** 2, axis=0)[opening.gains > 0]
+    blow_up = now + float(times[which])
+    later = np.delete(times, which).min(initial=np.inf) - float(times[which])
+    other = 1 - float(along[0] / along.sum())
+    return _Escape(head, blow_up, other, abs(float(begin.values[which])), max(0.0, later) / blow_up)
+
+
+class _Follower:
+    """The state between two legs, and the legs so far."""
+
+    def __init__(self, quadratic: Quadratic, weights: Weights) -> None:
+        self.flow = HeadFlow(quadratic, *weights[1].shape[:2])
+        self.state = np.concatenate([a.ravel() for a in weights])
+        self.now = 0.0
+        self.awake = np.zeros(self.flow.heads, bool)
+        self.opening = Opening.of(self.flow, self.state, self.awake)
+        self.floor = AWAKE * self.opening.size
+        self.legs: list[AbstractLeg] = []
+        self.drops: list[Drop] = []
+        self.levels = [quadratic.power]
+        self.ended = ""
+
+    def step(self) -> bool:
+        """A plateau until shortly before an escape, and the descent that follows."""
+        escape = self._plateau()
+        return escape is not None and self._descend(escape)
+
+    def _plateau(self) -> _Escape | None:
+        """Let the dormant heads run until shortly before the first escapes."""
+        asleep, names = ~self.awake, np.flatnonzero(~self.awake)
+        dormant = self.opening.dormant(self.flow, self.state, asleep)
+        times, _ = dormant.blow_up()
+        if self.opening.gains[0] == 0:
+            self.ended = ALL_LEARNED
+        elif len(names) == 0:
+            self.ended = NO_HEAD
+        elif not np.isfinite(times.min()):
+            self.ended = NO_ESCAPE
+        if self.ended:
+            return None
+        winner, unit = int(np.argmin(times)), self.opening.unit
+        stop = self.now + max(0.0, float(times[winner]) - LEAD * unit)
+        leg = Plateau(
+            self.now, stop, self.flow, self.state, dormant, asleep,
+            self.opening.left, self.opening.right,
+        )  # fmt: skip
+        self.legs.append(leg)
+        end = dormant.after(stop - self.now)
+        escape = _escape(dormant, end, winner, int(names[winner]), self.now, self.opening)
+        self.state, self.now = leg.states(np.asarray([stop]))[0], stop
+        return escape
+
+    def _descend(self, escape: _Escape) -> bool:
+        """Follow the flow of all heads until those awake rest, with a plateau ahead of them."""
+        search = _RestSearch(self.flow, self.opening, self.awake, self.floor)
+        times, states, pieces, rest = _follow(self.flow, self.state, search)
+        begin, self.now = self.now, self.now + times[-1]
+        course = scipy.integrate.OdeSolution(np.asarray(times), pieces)
+        self.legs.append(Descent(begin, self.now, course))
+        before, opening = self.awake, self.opening
+        if rest is None:
+            self.ended, self.state = TOO_LONG, states[-1]
+        else:
+            self.state, self.awake, self.opening = rest.state, rest.awake, rest.opening
+            self.floor = min(self.floor, AWAKE * rest.opening.size)
+        losses = self.flow.loss(np.stack(states))
+        for level in self._levels(before, float(losses.min()), rest is not None):
+            middle = (self.levels[-1] + level) / 2
+            if losses.min() >= middle:  # a rest that is no lower is no drop
+                continue
+            step = max(1, int(np.argmax(losses < middle)))
+            piece, span = pieces[step - 1], (times[step - 1], times[step])
+            time = _crossing(self.flow, piece, middle, *span)
+            self.levels.append(level)
+            self.drops.append(self._drop(begin + time, piece(time), before, opening, escape))
+        return rest is not None
+
+    def _levels(self, before: Bool[np.ndarray, " H"], lowest: float, rested: bool) -> list[float]:
+        """The levels that a descent has passed, the one where it rests last.
+
+        A descent may make several drops: heads of rank R learn R modes one soon after another, and
+        a plateau may be shorter than its drop. The levels between are then those of heads that come
+        one by one from vanishing weights.
+        """
+        first = self._learned(before)
+        if not rested:
+            known = saddle_levels(self.flow.quadratic)[first:]
+            middles = (known[:-1] + known[1:]) / 2
+            return known[1:][middles > lowest].tolist()
+        loss = self.flow.quadratic
+        over = self.opening.gains[0] == 0
+        M = loss.least_squares if over else self.flow.effective(self.state[None], self.awake[None])[0]
+        last = float(loss.loss(M))
+        count = self._learned(self.awake) - first
+        between = saddle_levels(loss)[first + 1 : first + count] if count > 1 else []
+        return [*(x for x in between if last < x < self.levels[-1]), last]
+
+    def _learned(self, awake: Bool[np.ndarray, " H"]) -> int:
+        """How many modes some heads have learned: the rank of their M."""
+        return _rank(self.flow.effective(self.state[None], awake[None])[0])
+
+    def _drop(
+        self,
+        time: float,
+        state: np.ndarray,
+        before: Bool[np.ndarray, " H"],
+        opening: Opening,
+        escape: _Escape,
+    ) -> Drop:
+        """A drop of the last leg, made by the head that moves most in the middle of it."""
+        head = int(np.argmax(self.flow.speeds(state)))
+        sign = float(np.sign(self.flow.split(self.state)[0][head]))
+        others = [drop.head for drop in self.drops]
+        if before[head] or head in others:
+            value = abs(float(self.flow.split(state)[0][head]))
+            return Drop(head, time, np.inf, sign, 0.0, 0.0, value, np.inf, opening.unit)
+        if head != escape.head:  # a further one that escapes in the same leg
+            asleep = ~(before | np.isin(np.arange(self.flow.heads), others))
+            opening = Opening.of(self.flow, state, ~asleep)
+            begin = self.drops[-1].time if self.drops else self.legs[-1].start
+            dormant = opening.dormant(self.flow, self.states(np.asarray([begin]))[0], asleep)
+            own = int(np.flatnonzero(np.flatnonzero(asleep) == head)[0])
+            escape = _escape(dormant, dormant, own, head, begin, opening)
+        return Drop(
+            head, time, max(escape.blow_up, time + opening.unit), sign, float(opening.gains[0]),
+            escape.misalignment, escape.value, escape.margin, opening.unit,
+        )  # fmt: skip
+
+    def states(self, times: Float[np.ndarray, " T"]) -> States:
+        """All weights (after the end: at the end)."""
+        result = np.repeat(self.state[None], len(times), axis=0)
+        index = np.searchsorted([leg.start for leg in self.legs], times, side="right") - 1
+        for i, leg in enumerate(self.legs):
+            inside = (index == i) & (times <= leg.stop)
+            if inside.any():
+                result[inside] = leg.states(times[inside])
+        return result
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rest:
+    """Where the heads awake have come to rest."""
+
+    state: Float[np.ndarray, " n"]
+    awake: Bool[np.ndarray, " H"]
+    opening: Opening
+
+
+class _RestSearch:
+    """Looks along a descent for the place where the heads awake rest.
+
+    They rest if Newton's method has hardly to move them, if they can learn no more by themselves, and
+    if they will not turn on their own while the dormant heads wait. Otherwise the flow goes on: it
+    is right everywhere, only slower.
     """
 
-    COURSE = "course"
-    FLOW = "flow"
+    def __init__(
+        self,
+        flow: HeadFlow,
+        opening: Opening,
+        before: Bool[np.ndarray, " H"],
+        floor: float,
+        below: float = np.inf,
+    ) -> None:
+        self.flow, self.opening, self.before, self.floor = flow, opening, before, floor
+        self.below = below  # a loss that a rest must be below
+        self.tried, self.force = before, np.inf
+
+    def _finished(self, y: np.ndarray, up: Bool[np.ndarray, " H"]) -> bool:
+        """Whether all heads together are at least squares, of which those awake have every mode.
+
+        Heads that never escape add a little to M, and those awake make up for it.
+        """
+        loss = self.flow.quadratic
+        missing = np.linalg.norm(loss.residual(self.flow.effective(y[None])[0]))
+        if missing > CLOSE * float(self.opening.gains[0]):
+            return False
+        return _rank(self.flow.effective(y[None], up[None])[0]) >= _rank(loss.least_squares)
+
+    def look(self, y: np.ndarray) -> _Rest | None:
+        """The rest that a state is close to; None if it is not close to any."""
+        up = np.abs(self.flow.split(y)[0]) > self.floor
+        if not up.any() or np.array_equal(up, self.before):
+            return None
+        if np.isfinite(self.below) and self.flow.loss(y[None])[0] > self.below:
+            return None
+        if not np.array_equal(up, self.tried):
+            self.tried, self.force = up, np.inf
+        if self._finished(y, up):
+            nothing = dataclasses.replace(self.opening, gains=np.zeros(self.flow.size), size=np.inf)
+            return _Rest(y, up, nothing)
+        flow, part = self.flow.some(y, up)
+        force = float(np.linalg.norm(flow.slope(0.0, part)))
+        gain, capacity = float(self.opening.gains[0]), flow.heads * flow.rank
+        # A search costs as much as some ten steps: again when the force has fallen to a third.
+        if force > min(NEAR_REST * gain * self.opening.size**2, self.force / 3):
+            return None
+        M = flow.effective(part[None])[0]
+        spare = _rank(M) < capacity
+        if spare and np.linalg.norm(self.flow.quadratic.residual(M)) > NEAR_REST * gain:
+            return None
+        self.force = np.inf if spare else force
+        # What takes longer than the plateau to come to rest stays as it is.
+        ahead = Opening.of(self.flow, y, up).dormant(self.flow, y, ~up).blow_up()[0]
+        rested = flow.rested(part, 1 / float(ahead.min(initial=np.inf)))
+        state = self.flow.put(y, up, rested)
+        opening = Opening.of(self.flow, state, up)
+        over = opening.gains[0] == 0
+        if spare and not over:
+            return None
+        moved = self.flow.quadratic.curved(flow.effective(rested[None])[0] - M)
+        missed = float(np.linalg.norm(moved))
+        if missed > CLOSE * gain:
+            return None
+        waiting = np.abs(self.flow.split(y)[0][~up]).max(initial=0.0)
+        relaxation = float(np.linalg.norm(rested - part)) / force
+        if over or up.all():
+            return _Rest(state, up, opening)
+        if waiting * missed * relaxation > TRANSIENT:
+            return None
+        wait = float(opening.dormant(self.flow, y, ~up).blow_up()[0].min())
+        if not np.isfinite(wait):
+            return _Rest(state, up, opening)
+        turning = np.tensordot(flow.slope(0.0, rested), flow.tangents(rested), 1)
+        drift = float(np.linalg.norm(self.flow.quadratic.curved(turning))) * wait
+        if drift > DRIFT * opening.gains[0] or wait < LEAD * opening.unit:
+            return None
+        return _Rest(state, up, opening)
+
+
+def _rank(matrix: Float[np.ndarray, "D D"]) -> int:
+    sizes = np.linalg.svd(matrix, compute_uv=False)
+    return int(np.sum(sizes > LEARNED * sizes[0])) if sizes[0] > 0 else 0
+
+
+def _follow(
+    flow: HeadFlow, y: np.ndarray, search: _RestSearch
+) -> tuple[list[float], list[np.ndarray], list[Any], _Rest | None]:
+    """The flow from a state to the next rest: times, states, dense pieces, and the rest."""
+    keys = np.abs(flow.split(y)[1])
+    smallest = float(np.sqrt(np.mean(keys.min(axis=(1, 2)) ** 2)))
+    solver = scipy.integrate.LSODA(
+        flow.slope, 0.0, y, LONGEST * search.opening.unit, rtol=TOLERANCE,
+        atol=TOLERANCE * max(smallest, 1e-12),
+        jac=lambda t, y: flow.jacobian(t, y),  # SciPy < 1.17 reads its signature
+    )  # fmt: skip
+    times, states, pieces, rest = [0.0], [y], [], None
+    while solver.status == "running" and rest is None and len(pieces) < STEPS:
+        solver.step()
+        if solver.status == "failed":
+            break
+        times.append(float(solver.t))
+        states.append(solver.y.copy())
+        pieces.append(solver.dense_output())
+        if len(pieces) % STRIDE == 0 or solver.status == "finished":
+            rest = search.look(states[-1])
+    return times, states, pieces, rest
+
+
+def _crossing(flow: HeadFlow, course: Any, middle: float, low: float, high: float) -> float:
+    """When the loss is `middle`, in one step of the solver."""
+
+    def excess(t: float) -> float:
+        return float(flow.loss(course(t)[None])[0]) - middle
+
+    root = scipy.optimize.brentq
+    return root(excess, low, high) if excess(low) > 0 else low  # type: ignore[return-value]
+
+
+def saddle_levels(quadratic: Quadratic) -> Float[np.ndarray, " n+1"]:
+    """The losses of the plateaus of heads that come one by one from vanishing weights (Q4).
+
+    For a population they are E[y²] - Σ σ_s² (24). In a sample there is no closed form: a head
+    starts along the leading singular vectors of R, and where it and the others come to rest is the
+    next plateau. The last one is least squares.
+    """
+    if quadratic.factors is not None:
+        roots = [_inverse_root(a) for a in quadratic.factors]
+        sizes = np.linalg.svd(roots[0] @ quadratic.cross @ roots[1], compute_uv=False)
+        sizes = sizes[sizes > NOTHING * sizes.max(initial=0.0)]
+        return quadratic.power - np.concatenate([[0.0], np.cumsum(sizes**2)])
+    levels = [quadratic.power]
+    y, awake, floor = np.zeros(0), np.zeros(0, bool), np.inf
+    for count in range(1, quadratic.size + 1):
+        opening = Opening.of(HeadFlow(quadratic, count - 1, 1), y, awake)
+        if opening.gains[0] == 0:
+            break
+        floor = min(floor, AWAKE * opening.size)
+        rest = _one_more(HeadFlow(quadratic, count, 1), y, opening, floor)
+        if rest is None:
+            break
+        y, awake = rest.state, np.ones(count, bool)
+        flow = HeadFlow(quadratic, count, 1)
+        levels.append(float(flow.loss(y[None])[0]))
+    return np.asarray(levels)
+
+
+def _one_more(flow: HeadFlow, y: np.ndarray, opening: Opening, floor: float) -> _Rest | None:
+    """Where heads at rest and one more, aligned and small, come to rest."""
+    before, small = np.arange(flow.heads) < flow.heads - 1, opening.size / LEAD
+    fresh = np.concatenate([[1.0], opening.left[:, 0], opening.right[:, 0]])
+    start = flow.put(np.zeros(flow.heads * (1 + 2 * flow.size)), ~before, small * fresh)
+    start = flow.put(start, before, y)
+    search = _RestSearch(flow, opening, before, floor)
+    for _ in range(2 * flow.size):
+        rest = _follow(flow, start, search)[3]
+        if rest is None:
+            return None
+        # An aligned head may come to rest where a real one, never quite aligned, would turn.
+        rates, directions = np.linalg.eigh(flow.jacobian(0.0, rest.state))
+        if rest.opening.gains[0] == 0 or rates[-1] < UNSTABLE / opening.unit:
+            return rest
+        kick = KICK * float(np.linalg.norm(rest.state))
+        start = rest.state + kick * directions[:, -1]
+        # The rest that it leaves is near for a while: it falls by the rate times kick² at first.
+        lower = float(flow.loss(rest.state[None])[0]) - 100 * float(rates[-1]) * kick**2
+        search = _RestSearch(flow, opening, before, floor, lower)
+    return None
+
+
+def _inverse_root(matrix: Float[np.ndarray, "D D"]) -> Float[np.ndarray, "D D"]:
+    """A^(-1/2) on the range of a symmetric A."""
+    values, vectors = np.linalg.eigh(matrix)
+    alive = values > 1e-12 * values.max(initial=0.0)
+    return (vectors[:, alive] * values[alive] ** -0.5) @ vectors[:, alive].T
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +519,23 @@ class Staircase:
     levels: Float[np.ndarray, " n+1"]  # the plateaus before, between and after
     values: Float[np.ndarray, " n"]  # value weight of that head on the plateau that follows
     misalignment: Float[np.ndarray, " n"]  # of the escaping head: the prediction's small parameter
+    margin: Float[np.ndarray, " n"]  # how much later, relatively, another head would have escaped
     condition: Float[np.ndarray, " n"]  # relative change of the time per relative change of weights
     paper_durations: Float[np.ndarray, " n"]  # (68)(73): 1/(g |v|); NaN inside a head: no formula
     ended: str  # why there are no more drops
-    by: DropsBy  # how the drops were computed
-    run: AbstractRun
+    drops: tuple[Drop, ...]
+    run: _Follower
+
+    @property
+    def complete(self) -> bool:
+        """Whether every drop of the run is there: False where one took too long to follow."""
+        return self.ended != TOO_LONG
+
+    @property
+    def together(self) -> Bool[np.ndarray, " n"]:
+        """Which drops come with another: two heads escape so close that chance decides which."""
+        close = [d.margin * d.blow_up < TOGETHER * d.width if d.escape else False for d in self.drops]
+        return np.asarray(close, bool)
 
     @property
     def durations(self) -> Float[np.ndarray, " n"]:
@@ -61,17 +544,17 @@ class Staircase:
 
     def at(self, times: Times) -> Curve:
         """The run at the times t/τ."""
-        saves, run = np.atleast_1d(np.asarray(times, float)), self.run
-        return Curve(saves, run.loss(saves), run.values(saves), run.effective(saves))
+        saves, flow = np.atleast_1d(np.asarray(times, float)), self.run.flow
+        states = self.run.states(saves)
+        return Curve(saves, flow.loss(states), flow.split(states)[0], flow.effective(states))
 
     def marks(self, count: int = 400) -> Float[np.ndarray, " T"]:
         """About `count` times t/τ that show every drop: spread evenly, and close about each."""
         end = 1.3 * self.times[-1] if len(self.times) else 1.0
         each = max(7, count // (1 + len(self.times)))
         grids = [np.linspace(0, end, each)]
-        for drop, time in zip(self.run.drops, self.times, strict=True):
-            # An escape goes through its drop in a few c/g = (blow-up - switch).
-            width = drop.blow_up - drop.switch if drop.escape else (end - time) / 20
+        for drop, time in zip(self.drops, self.times, strict=True):
+            width = 1.5 * drop.width if drop.escape else (end - time) / 20
             width = min(abs(width), time / 2)
             grids.append(time + 8 * width * np.linspace(-1, 1, each))
         found = np.unique(np.concatenate(grids))
@@ -82,121 +565,72 @@ class Staircase:
         """Times that show every drop."""
         return self.marks()
 
-    @property
+    @functools.cached_property
     def loss(self) -> Float[np.ndarray, " T"]:
         """The loss at `time`."""
-        return self.run.loss(self.marks())
+        return self.at(self.time).loss
 
 
 def staircase(
-    source: Task | Population | Modes,
-    model: AbstractModel,
-    *,
-    drops_by: DropsBy | None = None,
-    probes: int = 3,
+    source: Source | Quadratic, model: AbstractModel, *, probes: int = 3
 ) -> Staircase:
     """Predict the staircase of one start, for a small init scale.
 
-    On each plateau every dormant head has a blow-up time in closed form; the first to blow up
-    makes the next drop. Relative error of the times, median and worst over 30 fresh random tasks
-    of two to five dimensions (benchmarks/staircase.py): by the flow 2e-6 and 3e-5 at w = 1e-2, 4e-6
-    and 1e-4 at w = 0.07; by the scalar courses 8e-4 and 0.3, 9e-3 and 0.8.
-
-    - `source`: the task (one output), any Λ, S_w and noise; equal and zero eigenvalues allowed.
+    - `source`: a task (one output; any Λ, S_w and noise, equal and zero eigenvalues allowed), its
+      population, or a loss of prompts: `Moments`, `Features` or `Sequences`.
     - `model`: the initial weights, `Separate` (any heads and rank) or the equivalent `ConvNet`.
-    - `drops_by`: if omitted the flow, but for more than 300 weights the scalar courses where the
-      task has them; `Staircase.by` says which.
     - `probes`: how many relative perturbations of the weights measure `condition`; 0 for none.
     """
-    modes, weights = Modes.of(source), separate_weights(model)
-    if weights[1].shape[2] != modes.size:
+    quadratic, weights = Quadratic.of(source), separate_weights(model)
+    if weights[1].shape[2] != quadratic.size:
         raise ValueError(
-            f"the model has {weights[1].shape[2]} inputs and the task {modes.size}; "
+            f"the model has {weights[1].shape[2]} inputs and the loss {quadratic.size}; "
             f"draw it with Separate.initialiser(task, ...)"
         )
-    by = _choose(modes, weights, drops_by)
-    probed = [_perturbed(weights, number) for number in range(probes)]
-    if by is DropsBy.COURSE:
-        run, *others = aligned_drops(modes, [weights, *probed])
-        base: AbstractRun = run
-    else:
-        run = flow_drops(modes, weights)
-        base, others = _followed(modes, weights, run, probed)
-    times = run.drop_times
-    condition = _condition(times, base, others)
+    run = _followed(quadratic, weights)
+    times = np.asarray([drop.time for drop in run.drops], float)
+    others = [_followed(quadratic, _perturbed(weights, number)) for number in range(probes)]
     ends = np.append(times[1:], 10 * times[-1:]) if len(times) else times
-    drops = run.drops
+    heads = np.asarray([drop.head for drop in run.drops], int)
     # On the plateau that follows: late, but before the next drop of the same head.
-    after = run.own_values(times + 0.5 * (ends - times))
-    paper = [1 / (d.gain * d.dormant_value) if d.escape else np.nan for d in drops]
+    after = run.flow.split(run.states(times + 0.5 * (ends - times)))[0]
+    paper = [1 / (d.gain * d.dormant_value) if d.escape else np.nan for d in run.drops]
     return Staircase(
         times=times,
-        heads=np.asarray([drop.head for drop in drops], int),
-        escapes=np.asarray([drop.escape for drop in drops], bool),
-        levels=float(modes.power)
-        - np.concatenate([[0.0], np.cumsum(np.asarray(modes.drops, float)[: len(times)])]),
-        values=after,
-        misalignment=np.asarray([drop.misalignment for drop in drops], float),
-        condition=condition,
+        heads=heads,
+        escapes=np.asarray([drop.escape for drop in run.drops], bool),
+        levels=np.asarray(run.levels),
+        values=after[np.arange(len(times)), heads],
+        misalignment=np.asarray([drop.misalignment for drop in run.drops], float),
+        margin=np.asarray([drop.margin for drop in run.drops], float),
+        condition=_condition(times, others),
         paper_durations=np.asarray(paper, float),
         ended=run.ended,
-        by=by,
+        drops=tuple(run.drops),
         run=run,
     )
 
 
-def _followed(
-    modes: Modes, weights: Weights, run: FlowDrops, probed: Sequence[Weights]
-) -> tuple[AbstractRun, Sequence[AbstractRun]]:
-    """A run to compare perturbed ones with, and those.
-
-    By scalar courses where they name the same heads at nearly the same times: a derivative does not
-    need more. Else, for nearly equal modes for one, by the flow.
-    """
-    if probed and has_courses(modes):
-        base, *others = aligned_drops(modes, [weights, *probed])
-        same = [d.head for d in base.drops] == [d.head for d in run.drops]
-        if same and np.all(np.abs(_switches(base) / run.drop_times - 1) < NEAR):
-            return base, others
-    return run, [flow_drops(modes, start) for start in probed]
+def _followed(quadratic: Quadratic, weights: Weights) -> _Follower:
+    """Follow the run from the initial weights."""
+    run = _Follower(quadratic, weights)
+    while run.step():
+        pass
+    return run
 
 
 def _condition(
-    times: Float[np.ndarray, " n"], base: AbstractRun, others: Sequence[AbstractRun]
+    times: Float[np.ndarray, " n"], others: list[_Follower]
 ) -> Float[np.ndarray, " n"]:
     """√E(δt/t)² over relative changes of the weights, in units of those; NaN without any."""
     if not others:
         return np.full(len(times), np.nan)
-    switches, moved = _switches(base), np.full((len(others), len(times)), np.inf)
-    for other, row in zip(map(_switches, others), moved, strict=True):
-        count = min(len(times), len(other))  # others come and go with the perturbation
-        row[:count] = (other[:count] - switches[:count]) / times[:count] / PERTURBATION
+    moved = np.full((len(others), len(times)), np.inf)
+    for other, row in zip(others, moved, strict=True):
+        found = np.asarray([drop.time for drop in other.drops])[: len(times)]
+        # Drops come and go with the perturbation: one that is missing is infinitely far.
+        row[: len(found)] = (found / times[: len(found)] - 1) / PERTURBATION
     return np.sqrt(np.mean(moved**2, axis=0))
-
-
-def _switches(run: AbstractRun) -> Float[np.ndarray, " n"]:
-    return np.asarray([drop.switch for drop in run.drops], float)
-
-
-def has_courses(modes: Modes) -> bool:
-    """Whether each mode can be learned alone (E1)."""
-    return modes.commuting and Frame.of(modes).ordered()
-
-
-def _choose(modes: Modes, weights: Weights, wanted: DropsBy | None) -> DropsBy:
-    """The flow, unless it costs too much and the modes have scalar courses."""
-    if wanted is DropsBy.FLOW:
-        return wanted
-    large = sum(a.size for a in weights) > LARGE
-    if wanted is None and not large:
-        return DropsBy.FLOW
-    scalar = has_courses(modes)
-    if wanted is DropsBy.COURSE and not scalar:
-        raise ValueError(
-            "the modes of this task have no scalar courses: its moments do not commute, or its "
-            "gains and drops order the modes differently; use DropsBy.FLOW"
-        )
-    return DropsBy.COURSE if scalar else DropsBy.FLOW
 
 
 def _perturbed(weights: Weights, number: int) -> Weights:

@@ -1,24 +1,35 @@
 """Loss levels: where training pauses and where it ends (24)(59), Section 5 and E1."""
 
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from iclflow.losses import Population
+from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.checks import require_size
 from iclflow.tasks.task import Task
 from iclflow.theory.fixed_points.modes import Modes
 
 
-def plateau_losses(source: Task | Population | Modes) -> Float[Array, " levels"]:
+def plateau_losses(source: Any) -> Float[Array, " levels"]:
     """L(M_m) = E[y²] - Σ_{s<m} σ_s², m = 0 … rank: the visited plateaus, highest first (24).
+
+    - `source`: a task, its population or its modes. Or a loss of prompts, `Moments`, `Features` or
+      `Sequences`: a sample has no closed form, and its plateaus are those of heads that come one by
+      one from vanishing weights (Q4).
 
     The modes come in the order of their drops σ², the order in which long plateaus are visited
     (E1). Equal drops make equal steps, not fewer levels. The last one is the loss of least
     squares in context (16), the end of merged attention too.
     """
+    if not isinstance(source, AbstractTask | Population | Modes):
+        from iclflow.theory.drops.quadratic import Quadratic  # it needs SciPy's integrators
+        from iclflow.theory.drops.staircase import saddle_levels
+
+        return jnp.asarray(saddle_levels(Quadratic.of(source)))
     modes = Modes.of(source)
     drops = np.cumsum(np.asarray(modes.drops))
     return jnp.asarray(np.asarray(modes.power) - np.concatenate([[0.0], drops]), modes.power.dtype)

@@ -73,24 +73,21 @@ function theory(run, start) {
   const settings = valid({ task_covariance: [], ...run.settings }),
     { modes, shape } = stage(settings);
   return Object.entries(run.times ?? {}).flatMap(([by, times]) => {
-    if (by === "course" && (shape.rank > 1 || !ordered(modes))) return []; // the page takes the flow for these
-    const own = (by === "course" ? byCourse : by === "flow" ? byFlow : predict)(modes, shape, start);
+    const own = (by === "flow" ? byFlow : predict)(modes, shape, start);
     // Accepted steps of two integrators are not the same; the flow is interpolated between them.
-    const tolerance = /** @type {Record<string, number>} */ ({ course: 1e-6, flow: 5e-4, merged: 2e-4 })[by] ?? 1e-12;
+    const tolerance = /** @type {Record<string, number>} */ ({ flow: 5e-4, merged: 2e-4 })[by] ?? 1e-12;
     const drops = own.drops.map((drop) => drop.time);
     /** @type {Finding[]} */
     const found = [{ what: `drop times by ${by}`, error: relative(drops, /** @type {number[]} */ (times)), tolerance }];
-    // Where two heads escape together, the library names the first to blow up and this page the one that moves.
-    if (by === "course")
-      found.push({
-        what: "heads",
-        error: gap(
-          own.drops.map((d) => d.head),
-          run.heads,
-        ),
-        tolerance: 0,
-      });
-    return found;
+    if (by !== "flow") return found;
+    /** @type {(stairs: Stairs) => number[]} */
+    const heads = (stairs) => stairs.drops.map((d) => d.head);
+    found.push({ what: "heads", error: gap(heads(own), run.heads), tolerance: 0 });
+    if (shape.rank > 1 || !ordered(modes)) return found; // the page takes the flow for these
+    // Scalar courses leave out that heads feel each other: a few percent at these init scales.
+    const quick = byCourse(modes, shape, start).drops.map((drop) => drop.time);
+    const error = relative(quick, /** @type {number[]} */ (times));
+    return [...found, { what: "drop times by course", error, tolerance: 0.1 }];
   });
 }
 

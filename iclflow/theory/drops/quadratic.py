@@ -1,0 +1,179 @@
+"""Any loss that is quadratic in the effective weights (Q1).
+
+With β the correlation of a context and φ = β x_qᵀ, linear attention with frozen zero blocks
+predicts ⟨M, φ⟩, so that for one output every mean squared error is
+
+    L(M) = c - 2 ⟨G, M⟩ + ⟨M, 𝓗[M]⟩,   c = E[y²],  G = E[y φ],  𝓗[M] = E[φ ⟨φ, M⟩]   (Q1)
+
+where E is the mean over whatever the loss averages: P prompts, a pool of tasks, a population. In a
+sample 𝓗 is any symmetric positive operator on matrices, and G shares eigenvectors with nothing. For
+the population 𝓗[M] = B M Λ.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Self
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from iclflow.linalg import packed_pairs
+from iclflow.losses import (
+    AbstractLoss,
+    Features,
+    FullFeatures,
+    Moments,
+    Population,
+    ReducedFeatures,
+    Sequences,
+)
+from iclflow.tasks.task import Task
+from iclflow.theory.fixed_points.modes import Modes
+
+Source = Task | Population | Modes | Moments | Features | Sequences
+CHUNK = 4096  # prompts whose features are multiplied at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Quadratic:
+    """The numbers of (Q1): c, G, and 𝓗 as a matrix or as its two factors.
+
+    `operator` acts on vec M, row by row: D⁴ numbers. A population has `factors` (B, Λ) instead,
+    2 D² numbers, and the same methods.
+    """
+
+    power: float  # c
+    cross: Float[np.ndarray, "D D"]  # G
+    operator: Float[np.ndarray, "E E"] | None  # 𝓗 on vec M, E = D²
+    factors: tuple[Float[np.ndarray, "D D"], Float[np.ndarray, "D D"]] | None = None  # B, Λ
+
+    @classmethod
+    def of(cls, source: "Source | Quadratic") -> "Quadratic":
+        """The quadratic of a task, of its population, or of the prompts of a loss.
+
+        - `source`: a `Task` or `Population` (𝓗 keeps its factors), or `Moments`, `Features` or
+          `Sequences`. Of all features those of the reduced model are taken, β x_qᵀ.
+        """
+        reason = not_quadratic(source)
+        if reason is not None:
+            raise ValueError(reason)
+        if isinstance(source, Quadratic):
+            return source
+        if isinstance(source, Task | Population | Modes):
+            found = Population(source) if isinstance(source, Task) else source
+            cross = found.cross if isinstance(found, Modes) else found.cross[0]
+            arrays = (np.asarray(a, np.float64) for a in (cross, found.second, found.covariance))
+            G, B, covariance = arrays
+            return cls(float(found.power), G, None, (B, covariance))
+        if isinstance(source, Moments):
+            return cls._of_moments(source)
+        return cls._of_rows(_rows(source))
+
+    @classmethod
+    def _of_moments(cls, loss: Moments) -> Self:
+        G, second = (np.asarray(a, np.float64) for a in (loss.cross[0], loss.second))
+        if isinstance(loss.map, FullFeatures):
+            # A packed S = [[., β], [βᵀ, .]] holds β in the entries (d, D), each times all of x_q.
+            size = _input_size(len(G))
+            rows, columns = packed_pairs(size + 1)
+            kept = np.flatnonzero((rows < size) & (columns == size))
+            index = (kept[:, None] * size + np.arange(size)).ravel()
+            G, second = G[index], second[np.ix_(index, index)]
+        size = round(len(G) ** 0.5)
+        return cls(float(loss.power), G.reshape(size, size), (second + second.T) / 2)
+
+    @classmethod
+    def _of_rows(cls, rows: Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Self:
+        """The means over rows β, x_q and y, a chunk of them at a time."""
+        count, power, cross, second = 0, 0.0, 0.0, 0.0
+        for beta, query, y in rows:
+            phi = (beta[:, :, None] * query[:, None, :]).reshape(len(y), -1)
+            count, power = count + len(y), power + float(y @ y)
+            cross, second = cross + y @ phi, second + phi.T @ phi
+        G, H = np.asarray(cross) / count, np.asarray(second) / count
+        size = round(len(G) ** 0.5)
+        return cls(power / count, G.reshape(size, size), H)
+
+    @property
+    def size(self) -> int:
+        """The input dimension D."""
+        return len(self.cross)
+
+    def curved(self, matrices: Float[np.ndarray, "*T D D"]) -> Float[np.ndarray, "*T D D"]:
+        """𝓗[M]."""
+        if self.factors is not None:
+            return self.factors[0] @ matrices @ self.factors[1]
+        assert self.operator is not None
+        return (matrices.reshape(-1, len(self.operator)) @ self.operator).reshape(matrices.shape)
+
+    def residual(self, matrices: Float[np.ndarray, "*T D D"]) -> Float[np.ndarray, "*T D D"]:
+        """R = G - 𝓗[M], minus half the gradient of the loss (Q2)."""
+        return self.cross - self.curved(matrices)
+
+    def loss(self, matrices: Float[np.ndarray, "*T D D"]) -> Float[np.ndarray, "*T"]:
+        """L = c - ⟨M, G + R⟩."""
+        parts = matrices * (self.cross + self.residual(matrices))
+        return self.power - parts.sum(axis=(-2, -1))
+
+    def dense(self) -> "Quadratic":
+        """The same loss with 𝓗 written out as a matrix, B ⊗ Λ of a population."""
+        if self.factors is None:
+            return self
+        return dataclasses.replace(self, operator=np.kron(*self.factors), factors=None)
+
+    @functools.cached_property
+    def least_squares(self) -> Float[np.ndarray, "D D"]:
+        """The weights of the least loss, vec M = 𝓗⁺ vec G: the last plateau with enough heads."""
+        if self.factors is not None:
+            left, right = (np.linalg.pinv(a, rcond=1e-12, hermitian=True) for a in self.factors)
+            return left @ self.cross @ right
+        inverse = np.linalg.pinv(self.operator, rcond=1e-12, hermitian=True)
+        return (inverse @ self.cross.ravel()).reshape(self.cross.shape)
+
+
+def not_quadratic(source: object) -> str | None:
+    """Why a source is no quadratic of one output; None if it is one."""
+    if isinstance(source, Quadratic | Modes):
+        return None
+    if not isinstance(source, Task | AbstractLoss):
+        return f"the theory is of a Task or a loss, got {type(source).__name__}"
+    if isinstance(source, AbstractLoss) and source.stochastic:
+        return f"{type(source).__name__} draws a batch per step: give the loss it draws from"
+    if not isinstance(source, Source):
+        return f"{type(source).__name__} is not known to be quadratic; give Moments of its prompts"
+    if isinstance(source, Moments | Features):
+        if not isinstance(source.map, FullFeatures | ReducedFeatures):
+            return f"the features {type(source.map).__name__} do not hold β x_qᵀ by themselves"
+    outputs = _outputs(source)
+    return None if outputs == 1 else f"the theory covers one output, got {outputs}"
+
+
+def _outputs(source: Task | Population | Moments | Features | Sequences) -> int:
+    if isinstance(source, Task):
+        return source.outputs
+    if isinstance(source, Population | Moments):
+        return source.cross.shape[0]
+    return (source.target if isinstance(source, Features) else source.prompts.targets).shape[-1]
+
+
+def _input_size(features: int) -> int:
+    """D of (D + 1)(D + 2)/2 · D features."""
+    return next(d for d in range(1, features + 1) if (d + 1) * (d + 2) // 2 * d == features)
+
+
+def _rows(loss: Features | Sequences) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """β, x_q and y of every prompt and prefix, a chunk at a time."""
+    for begin in range(0, loss.count, CHUNK):
+        part = loss.take(jnp.arange(begin, min(begin + CHUNK, loss.count)))
+        if isinstance(part, Sequences):
+            part = Features.of(part.prompts, lengths=part.lengths, features=ReducedFeatures())
+        statistic, query, target = (
+            np.asarray(a, np.float64).reshape(-1, a.shape[-1])
+            for a in (part.statistic, part.query, part.target)
+        )
+        if isinstance(part.map, FullFeatures):
+            rows, columns = packed_pairs(query.shape[1] + 1)
+            statistic = statistic[:, (rows < query.shape[1]) & (columns == query.shape[1])]
+        yield statistic, query, target[:, 0]
