@@ -90,5 +90,7 @@ from iclflow.tasks.task_vectors import Normal as Normal
 from iclflow.tasks.task_vectors import Pool as Pool
 from iclflow.theory import AbstractEngine as AbstractEngine
 from iclflow.theory import AbstractPredictor as AbstractPredictor
+from iclflow.theory import Prediction as Prediction
+from iclflow.theory import predict as predict
 
 __version__: str

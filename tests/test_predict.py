@@ -13,7 +13,6 @@ from iclflow.tasks.task import Task
 from iclflow.tasks.task_vectors import Normal
 from iclflow.theory import (
     ENGINES,
-    DropsBy,
     Jumps,
     Logistic,
     Modes,
@@ -21,7 +20,6 @@ from iclflow.theory import (
     Stairs,
     drop_times,
     predict,
-    staircase,
 )
 
 LINEAR = Task([0.4, 0.3, 0.2, 0.1], 31)
@@ -71,7 +69,6 @@ def test_every_source_and_trained_zero_blocks_give_the_same():
     found = predict(LINEAR, separate(blocks=Blocks.FULL), probes=0)
     for source in (Population(LINEAR), Modes.of(LINEAR)):
         assert np.array_equal(predict(source, separate(), probes=0).times, found.times)
-    assert found.details.by is DropsBy.FLOW
 
 
 def test_levels_are_those_that_the_model_visits():
@@ -111,11 +108,8 @@ def test_many_starts_together_drop_when_each_of_them_does():
     few = Task([0.5, 0.3], 31)
     models = [Separate.initialiser(few, heads=3, scale=1e-3)(key) for key in keys]
     together = drop_times(few, models)
-    alone = [staircase(few, one, drops_by=DropsBy.COURSE, probes=0).times for one in models]
-    assert together == pytest.approx(np.asarray(alone), rel=1e-6)
-    one_head = [Separate.initialiser(few, heads=1, scale=1e-3, rank=2)(key) for key in keys[:2]]
-    pairs = [staircase(few, one, drops_by=DropsBy.COURSE, probes=0).times for one in one_head]
-    assert drop_times(few, one_head) == pytest.approx(np.asarray(pairs), rel=1e-6)
+    alone = [predict(few, one, probes=0).times for one in models]
+    assert np.array_equal(together, alone)
     assert drop_times(LINEAR, [merged()]).tolist() == [predict(LINEAR, merged()).times.tolist()]
     assert drop_times(few, []).shape == (0, 0)
 

@@ -10,11 +10,13 @@ from iclflow.losses import Population
 from iclflow.models import ConvNet, Merged, Separate
 from iclflow.tasks.task import Task
 from iclflow.tasks.task_vectors import Normal
-from iclflow.theory.drops.frame import Frame, separate_weights
+from iclflow.theory.drops.frame import separate_weights
 from iclflow.theory.drops.head_flow import HeadFlow
+from iclflow.theory.drops.quadratic import Quadratic
 from iclflow.theory.drops.scalar_ode import X_MID, value_course
-from iclflow.theory.drops.staircase import DropsBy, staircase
+from iclflow.theory.drops.staircase import staircase
 from iclflow.theory.fixed_points.modes import Modes
+from iclflow.theory.predict import Jumps, predict
 from tests.tiers import some
 
 LINEAR = Task([0.4, 0.3, 0.2, 0.1], 31)
@@ -25,10 +27,10 @@ def start(task, scale, seed=0, heads=5, rank=1):
     return Separate.initialiser(task, heads=heads, rank=rank, scale=scale)(jax.random.key(seed))
 
 
-def compare(task, model, drops_by=DropsBy.COURSE):
+def compare(task, model):
     """The prediction, the flow past its last drop, and the true drop times."""
     population = Population(task)
-    stairs = staircase(population, model, drops_by=drops_by, probes=0)
+    stairs = staircase(population, model, probes=0)
     for factor in (1.3, 5.0):
         flow = gradient_flow.separate_flow(population, model, factor * stairs.times[-1] + 500)
         true = flow.crossings(stairs.levels)
@@ -47,30 +49,18 @@ def errors(scale, seeds):
 
 
 @pytest.mark.long
-def test_drop_times_at_a_small_init():
-    error = errors(1e-3, 6)
-    assert np.all(np.median(error, axis=0) < 1e-3)
-    assert error.max() < 0.05
+@pytest.mark.parametrize("scale", [1e-2, 1e-4])
+def test_drop_times_of_several_starts(scale):
+    # The solver's tolerance is 1e-7 per step, and a drop takes a few hundred steps.
+    assert errors(scale, 6).max() < 1e-4
 
 
 @pytest.mark.slow
-def test_drop_times_of_a_hundred_starts_at_1e_3():
-    error = errors(1e-3, 100)
-    assert np.all(np.median(error, axis=0) < 1e-3)
-    assert np.mean(error.max(axis=1) < 0.01) >= 0.95
-    assert np.mean(error.max(axis=1) < 0.05) >= 0.98
-
-
-@pytest.mark.slow
-def test_drop_times_of_a_hundred_starts_at_1e_4():
-    assert errors(1e-4, 100).max() < 0.01
-
-
-@pytest.mark.slow
-def test_drop_times_of_a_hundred_starts_at_1e_2():
-    error = errors(1e-2, 100)
-    assert np.all(np.median(error, axis=0) < 0.01)
-    assert np.mean(error.max(axis=1) < 0.05) >= 0.90
+@pytest.mark.parametrize("scale", [1e-2, 1e-3, 1e-4])
+def test_drop_times_of_a_hundred_starts(scale):
+    error = errors(scale, 100)
+    assert np.median(error) < 1e-5
+    assert error.max() < 1e-3
 
 
 def test_levels_and_value_weights_are_those_of_the_fixed_points():
@@ -127,11 +117,7 @@ def test_every_kind_of_task_and_head(name):
     options, heads, rank, tolerance = CASES[name]
     task = make_task(**options)
     model = start(task, 1e-3, seed=1, heads=heads, rank=rank)
-    stairs, flow, true = compare(task, model, None)
-    if Modes.of(task).commuting and Frame.of(Modes.of(task)).ordered():
-        course = staircase(task, model, drops_by=DropsBy.COURSE, probes=0)
-        assert np.abs(course.times / true - 1).max() < tolerance
-        assert np.array_equal(course.heads, stairs.heads)
+    stairs, flow, true = compare(task, model)
     modes = Modes.of(task).rank
     count = min(heads * rank, modes)
     assert len(stairs.times) == count
@@ -180,14 +166,16 @@ def test_the_curve_shows_every_drop():
 
 def test_value_weights_follow_the_scalar_ode():
     """(25)(26)(64)(66)(72): the flow's own value weights, drop by drop."""
-    worst = []
+    worst, modes = [], Modes.of(LINEAR)
+    gains, curvatures, finals = (
+        np.asarray(a) for a in (modes.g, modes.eigenvalue * modes.b, 1 / modes.c)
+    )
     for seed in range(3):
         stairs, flow, true = compare(LINEAR, start(LINEAR, 1e-3, seed))
-        for drop, time in zip(stairs.run.drops, true, strict=True):
-            frame = stairs.run.frame
-            g, k, final = frame.g[drop.mode], frame.curvature[drop.mode], 1 / frame.c[drop.mode]
+        for i, (head, time) in enumerate(zip(stairs.heads, true, strict=True)):
+            g, k, final = gains[i], curvatures[i], finals[i]
             times = time + np.linspace(-12, 12, 1201) / (g * final)
-            values = np.abs(flow.values(times)[:, drop.head]) / final
+            values = np.abs(flow.values(times)[:, head]) / final
             begin = times[np.argmax(values > X_MID)]
             scale = float(np.interp(begin, times, values))
             inside = (values > 0.15) & (values < 0.95)
@@ -233,13 +221,13 @@ def test_the_papers_durations_are_an_order_of_magnitude():
 @pytest.mark.parametrize("seed", [0, 3, 11])
 def test_every_drop_is_credited_to_the_head_that_makes_it(seed):
     # At w = 0.07 plateaus are short: two heads may escape in one descent.
-    stairs, flow, _ = compare(LINEAR, start(LINEAR, 0.07, seed), DropsBy.FLOW)
+    stairs, flow, _ = compare(LINEAR, start(LINEAR, 0.07, seed))
     values = np.abs(flow.values(flow.solution.t))
     grown = np.flatnonzero(values[-1] > 0.5)
     halfway = np.argmax(values[:, grown] > values[-1, grown] / 2, axis=0)
     assert np.array_equal(stairs.heads, grown[np.argsort(halfway)])
     assert stairs.escapes.all()
-    assert np.all(np.diff([drop.blow_up for drop in stairs.run.drops]) > 0)
+    assert np.all(np.diff([drop.blow_up for drop in stairs.drops]) > 0)
     assert np.isfinite(stairs.paper_durations).all()
 
 
@@ -251,19 +239,57 @@ def test_nearly_equal_eigenvalues(gap):
     # The first head learns a mixture of the two modes, which the others see.
     task = Task([0.3 * (1 + gap), 0.3, 0.2], 31)
     model = start(task, 1e-3, heads=4)
-    stairs, _, true = compare(task, model, None)
-    assert stairs.by is DropsBy.FLOW
+    stairs, _, true = compare(task, model)
     assert np.abs(stairs.times / true - 1).max() < 3e-4
     equal = staircase(Task([0.3, 0.3, 0.2], 31), model).condition
     assert staircase(task, model).condition[1] == pytest.approx(equal[1], rel=0.4)
-    course = staircase(task, model, drops_by=DropsBy.COURSE, probes=0).times
-    assert (np.abs(course / true - 1).max() > 0.01) == (gap > 1e-9)
+
+
+def test_modes_that_differ_by_a_millionth_are_all_learned():
+    # The first of them is a mixture that turns for as long as the last plateau lasts.
+    task = Task([0.6292114731053975, 0.25135746638585327, 0.25135707147767733], 100)
+    stairs = staircase(task, start(task, 1e-4, seed=5, heads=4), probes=0)
+    assert stairs.complete
+    # From LSODA on all weights at a tolerance of 1e-10.
+    assert stairs.times == pytest.approx([161066, 524468, 1587344], rel=1e-5)
+
+
+@pytest.mark.long
+def test_more_weights_than_three_hundred():
+    task = Task(np.arange(8, 0, -1) / 36, 31)
+    stairs, flow, true = compare(task, start(task, 1e-2, heads=18))
+    assert len(stairs.times) == 8
+    assert np.abs(stairs.times / true - 1).max() < 1e-3
+    values = np.abs(flow.values(flow.solution.t))
+    grown = np.flatnonzero(values[-1] > 0.5)
+    halfway = np.argmax(values[:, grown] > values[-1, grown] / 2, axis=0)
+    assert np.array_equal(stairs.heads, grown[np.argsort(halfway)])
+
+
+def test_a_population_is_the_quadratic_whose_operator_has_factors():
+    """(Q1): 𝓗[M] = B M Λ, written out as B ⊗ Λ, gives the same staircase."""
+    task = Task([0.5, 0.3, 0.2], 12, rotation=jax.random.key(1))
+    factored, model = Quadratic.of(task), start(task, 1e-2, heads=4)
+    M = np.random.default_rng(0).normal(size=(3, 3))
+    assert factored.dense().curved(M) == pytest.approx(factored.curved(M), abs=1e-15)
+    assert factored.dense().loss(M) == pytest.approx(factored.loss(M), rel=1e-13)
+    both = [staircase(one, model, probes=0) for one in (factored, factored.dense())]
+    assert both[1].times == pytest.approx(both[0].times, rel=1e-6)
+    assert np.array_equal(both[0].heads, both[1].heads)
+    assert both[1].levels == pytest.approx(both[0].levels, abs=1e-8)
+
+
+def test_two_heads_that_escape_together_are_pointed_out():
+    one = start(LINEAR, 1e-3, heads=1)
+    twins = jax.tree.map(lambda a: jnp.concatenate([a, a * (1 + 1e-9)]), one)
+    assert staircase(LINEAR, twins, probes=0).together[0]
+    assert not staircase(LINEAR, start(LINEAR, 1e-3), probes=0).together.any()
 
 
 def test_slope_and_jacobian_are_those_of_the_loss():
     population, model = Population(LINEAR), start(LINEAR, 1.0, heads=3, rank=2)
     weights = separate_weights(model)
-    flow = HeadFlow.of(Modes.of(population), weights)
+    flow = HeadFlow(Quadratic.of(population), 3, 2)
 
     def loss(y):
         k, q = y[3:].reshape(2, *model.keys.shape)
@@ -275,21 +301,15 @@ def test_slope_and_jacobian_are_those_of_the_loss():
     assert np.abs(flow.jacobian(0.0, y) + jax.jit(jax.hessian(loss))(y) / 2).max() < 1e-13
 
 
-def test_large_models_go_by_their_scalar_courses():
-    task = Task(np.linspace(1.0, 0.2, 12), 31)
-    assert staircase(task, start(task, 1e-3, heads=13), probes=0).by is DropsBy.COURSE
-    assert staircase(LINEAR, start(LINEAR, 1e-3), probes=0).by is DropsBy.FLOW
-
-
 @pytest.mark.parametrize(
     ("scale", "tolerance"),
     [(1e-1, 3e-4), pytest.param(1e-2, 3e-4, marks=pytest.mark.slow), (1e-3, 1e-4)],
 )
-def test_following_the_flow_down_each_drop_is_more_accurate(scale, tolerance):
+def test_the_curves_overlay_the_flow_at_every_scale(scale, tolerance):
     population = Population(LINEAR)
     for seed in range(3):
         model = start(LINEAR, scale, seed)
-        stairs = staircase(LINEAR, model, drops_by=DropsBy.FLOW, probes=0)
+        stairs = staircase(LINEAR, model, probes=0)
         flow = gradient_flow.separate_flow(population, model, 1.5 * stairs.times[-1] + 500, 1e-10)
         true = flow.crossings(stairs.levels)
         assert np.abs(stairs.times / true - 1).max() < tolerance
@@ -298,12 +318,6 @@ def test_following_the_flow_down_each_drop_is_more_accurate(scale, tolerance):
         run = stairs.at(times)
         assert np.abs(np.asarray(run.loss) - flow.loss(shifted)).max() < 10 * tolerance
         assert np.abs(np.asarray(run.values) - flow.values(shifted)).max() < 10 * tolerance
-
-
-def test_scalar_courses_are_refused_where_there_are_none():
-    task = make_task(tasks=Normal(covariance=TILTED))
-    with pytest.raises(ValueError, match="no scalar courses"):
-        staircase(task, start(task, 1e-3), drops_by=DropsBy.COURSE)
 
 
 def test_equivalent_networks_have_the_same_staircase():
@@ -340,7 +354,7 @@ def test_what_it_cannot_take_is_refused():
 @pytest.mark.parametrize(("heads", "rank"), [(65, 1), (17, 4)])
 def test_a_large_staircase(heads, rank):
     task = Task(np.arange(64, 0, -1) / 2080, 31)
-    stairs = staircase(task, start(task, 1e-3, heads=heads, rank=rank))
-    assert len(stairs.times) == 64
-    assert np.all(np.diff(stairs.times) > 0)
-    assert np.isfinite(stairs.condition).all()
+    found = predict(task, start(task, 1e-3, heads=heads, rank=rank))
+    assert isinstance(found.engine, Jumps)  # the square of 8,000 weights is too many
+    assert len(found.times) == 64 // rank
+    assert np.all(np.diff(found.times) > 0)

@@ -14,6 +14,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int
 
+from iclflow.losses import Population
 from iclflow.models import (
     AbstractAttention,
     AbstractLinearModel,
@@ -22,7 +23,6 @@ from iclflow.models import (
     Merged,
     Separate,
 )
-from iclflow.losses import Population
 from iclflow.results.display import html_table
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.task import Task
@@ -258,7 +258,11 @@ def select(source: Source | Quadratic, model: AbstractModel) -> AbstractEngine |
 
 
 def predict(
-    source: Source, model: AbstractModel, *, engine: AbstractEngine | None = None, probes: int = 3
+    source: Source | Quadratic,
+    model: AbstractModel,
+    *,
+    engine: AbstractEngine | None = None,
+    probes: int = 3,
 ) -> Prediction:
     """When each drop comes, who makes it, and the loss in between, from the initial weights.
 

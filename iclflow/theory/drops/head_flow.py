@@ -9,7 +9,6 @@ import dataclasses
 import numpy as np
 from jaxtyping import Bool, Float
 
-from iclflow.theory.drops.frame import Weights
 from iclflow.theory.drops.quadratic import Quadratic
 
 States = Float[np.ndarray, "T n"]  # v, k, q of all heads, one after the other

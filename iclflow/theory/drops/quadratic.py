@@ -29,10 +29,12 @@ from iclflow.losses import (
     ReducedFeatures,
     Sequences,
 )
+from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.task import Task
 from iclflow.theory.fixed_points.modes import Modes
 
-Source = Task | Population | Modes | Moments | Features | Sequences
+Source = AbstractTask | AbstractLoss | Modes
+KNOWN = Task | Population | Moments | Features | Sequences  # those that are quadratic
 CHUNK = 4096  # prompts whose features are multiplied at once
 
 
@@ -69,6 +71,7 @@ class Quadratic:
             return cls(float(found.power), G, None, (B, covariance))
         if isinstance(source, Moments):
             return cls._of_moments(source)
+        assert isinstance(source, Features | Sequences)
         return cls._of_rows(_rows(source))
 
     @classmethod
@@ -101,21 +104,22 @@ class Quadratic:
         """The input dimension D."""
         return len(self.cross)
 
-    def curved(self, matrices: Float[np.ndarray, "*T D D"]) -> Float[np.ndarray, "*T D D"]:
-        """𝓗[M]."""
+    # Plain annotations: solvers call these thousands of times, and each check of shapes costs.
+    def curved(self, matrices: np.ndarray) -> np.ndarray:
+        """𝓗[M] of matrices [..., D, D]."""
         if self.factors is not None:
             return self.factors[0] @ matrices @ self.factors[1]
         assert self.operator is not None
         return (matrices.reshape(-1, len(self.operator)) @ self.operator).reshape(matrices.shape)
 
-    def residual(self, matrices: Float[np.ndarray, "*T D D"]) -> Float[np.ndarray, "*T D D"]:
-        """R = G - 𝓗[M], minus half the gradient of the loss (Q2)."""
+    def residual(self, matrices: np.ndarray) -> np.ndarray:
+        """R = G - 𝓗[M], minus half the gradient of the loss (Q2), of matrices [..., D, D]."""
         return self.cross - self.curved(matrices)
 
-    def loss(self, matrices: Float[np.ndarray, "*T D D"]) -> Float[np.ndarray, "*T"]:
-        """L = c - ⟨M, G + R⟩."""
+    def loss(self, matrices: np.ndarray) -> np.ndarray:
+        """L = c - ⟨M, G + R⟩ of matrices [..., D, D]."""
         parts = matrices * (self.cross + self.residual(matrices))
-        return self.power - parts.sum(axis=(-2, -1))
+        return np.asarray(self.power - parts.sum(axis=(-2, -1)))
 
     def dense(self) -> "Quadratic":
         """The same loss with 𝓗 written out as a matrix, B ⊗ Λ of a population."""
@@ -129,6 +133,7 @@ class Quadratic:
         if self.factors is not None:
             left, right = (np.linalg.pinv(a, rcond=1e-12, hermitian=True) for a in self.factors)
             return left @ self.cross @ right
+        assert self.operator is not None
         inverse = np.linalg.pinv(self.operator, rcond=1e-12, hermitian=True)
         return (inverse @ self.cross.ravel()).reshape(self.cross.shape)
 
@@ -137,15 +142,15 @@ def not_quadratic(source: object) -> str | None:
     """Why a source is no quadratic of one output; None if it is one."""
     if isinstance(source, Quadratic | Modes):
         return None
-    if not isinstance(source, Task | AbstractLoss):
+    if not isinstance(source, AbstractTask | AbstractLoss):
         return f"the theory is of a Task or a loss, got {type(source).__name__}"
     if isinstance(source, AbstractLoss) and source.stochastic:
         return f"{type(source).__name__} draws a batch per step: give the loss it draws from"
-    if not isinstance(source, Source):
+    if not isinstance(source, KNOWN):
         return f"{type(source).__name__} is not known to be quadratic; give Moments of its prompts"
-    if isinstance(source, Moments | Features):
-        if not isinstance(source.map, FullFeatures | ReducedFeatures):
-            return f"the features {type(source.map).__name__} do not hold β x_qᵀ by themselves"
+    known = FullFeatures | ReducedFeatures
+    if isinstance(source, Moments | Features) and not isinstance(source.map, known):
+        return f"the features {type(source.map).__name__} do not hold β x_qᵀ by themselves"
     outputs = _outputs(source)
     return None if outputs == 1 else f"the theory covers one output, got {outputs}"
 

@@ -3,8 +3,8 @@
 Between drops every dormant head has its closed form under the residual R that the resting heads
 leave (Q3). The first to blow up makes the next drop. From shortly before its blow-up all heads
 follow the flow (19)(80), until those awake rest again; where they rest is polished by Newton's
-method (Q4). What R is left there decides the next plateau (Q5). Nothing but R enters, so a task, its
-population, a sample and somebody's own prompts are one case. Times are t/τ.
+method (Q4). What R is left there decides the next plateau (Q5). Nothing but R enters, so a task,
+its population, a sample and somebody's own prompts are one case. Times are t/τ.
 """
 
 import abc
@@ -28,6 +28,7 @@ AWAKE = 0.3  # share of the expected final value weight above which a head count
 NEAR_REST = 1e-2  # force on the heads awake, in units of the drop, at which a rest is looked for
 TRANSIENT = 1e-6  # phase that dormant heads may miss when heads awake are put at rest
 CLOSE = 1e-4  # relative change of R at which heads awake may be put at rest
+FITTED = 1e-7  # relative size of R at which nothing is left to learn
 DRIFT = 1e-5  # relative change of R that heads at rest may still make during the plateau
 LEARNED = 1e-6  # relative size of a singular value of M that counts as learned
 NOTHING = 1e-10  # relative size of R that counts as nothing
@@ -125,10 +126,8 @@ class Opening:
     size: float  # the value weight of a head that has learned the leading pair: 1/c
 
     @classmethod
-    def of(
-        cls, flow: HeadFlow, y: np.ndarray, awake: Bool[np.ndarray, " H"]
-    ) -> "Opening":
-        """R off the directions that the heads awake have learned, where it is zero at rest.
+    def of(cls, flow: HeadFlow, y: np.ndarray, awake: Bool[np.ndarray, " H"]) -> "Opening":
+        """What R the heads awake leave, off the directions that they have learned.
 
         At rest R q = 0 and Rᵀ k = 0 for every pair of a head awake. What is left there is
         rounding, and would be the fastest mode of a late plateau.
@@ -180,7 +179,7 @@ class _Escape:
 def _escape(
     begin: DormantHeads, end: DormantHeads, which: int, head: int, now: float, opening: Opening
 ) -> _Escape:
-    """The escape of one of the dormant heads, given when their plateau begins and shortly before."""
+    """The escape of one dormant head, given all when the plateau begins and shortly before."""
     times, _ = begin.blow_up()
     along = np.sum(end.sums[which] ** 2 + end.differences[which] ** 2, axis=0)[opening.gains > 0]
     blow_up = now + float(times[which])
@@ -273,7 +272,8 @@ class _Follower:
             return known[1:][middles > lowest].tolist()
         loss = self.flow.quadratic
         over = self.opening.gains[0] == 0
-        M = loss.least_squares if over else self.flow.effective(self.state[None], self.awake[None])[0]
+        rest = self.flow.effective(self.state[None], self.awake[None])[0]
+        M = loss.least_squares if over else rest
         last = float(loss.loss(M))
         count = self._learned(self.awake) - first
         between = saddle_levels(loss)[first + 1 : first + count] if count > 1 else []
@@ -333,9 +333,9 @@ class _Rest:
 class _RestSearch:
     """Looks along a descent for the place where the heads awake rest.
 
-    They rest if Newton's method has hardly to move them, if they can learn no more by themselves, and
-    if they will not turn on their own while the dormant heads wait. Otherwise the flow goes on: it
-    is right everywhere, only slower.
+    They rest if Newton's method has hardly to move them, if they can learn no more by themselves,
+    and if they will not turn on their own while the dormant heads wait. Otherwise the flow goes on:
+    it is right everywhere, only slower.
     """
 
     def __init__(
@@ -353,12 +353,14 @@ class _RestSearch:
     def _finished(self, y: np.ndarray, up: Bool[np.ndarray, " H"]) -> bool:
         """Whether all heads together are at least squares, of which those awake have every mode.
 
-        Heads that never escape add a little to M, and those awake make up for it.
+        Heads that never escape add a little to M, and those awake make up for it. Where 𝓗 is
+        singular fewer modes than those of 𝓗⁺G may do: then nothing must be left at all.
         """
         loss = self.flow.quadratic
-        missing = np.linalg.norm(loss.residual(self.flow.effective(y[None])[0]))
-        if missing > CLOSE * float(self.opening.gains[0]):
-            return False
+        missing = float(np.linalg.norm(loss.residual(self.flow.effective(y[None])[0])))
+        missing /= float(self.opening.gains[0])
+        if missing > CLOSE or missing < FITTED:
+            return missing < FITTED
         return _rank(self.flow.effective(y[None], up[None])[0]) >= _rank(loss.least_squares)
 
     def look(self, y: np.ndarray) -> _Rest | None:
@@ -451,7 +453,7 @@ def _crossing(flow: HeadFlow, course: Any, middle: float, low: float, high: floa
     return root(excess, low, high) if excess(low) > 0 else low  # type: ignore[return-value]
 
 
-def saddle_levels(quadratic: Quadratic) -> Float[np.ndarray, " n+1"]:
+def saddle_levels(quadratic: Quadratic) -> Float[np.ndarray, " n"]:
     """The losses of the plateaus of heads that come one by one from vanishing weights (Q4).
 
     For a population they are E[y²] - Σ σ_s² (24). In a sample there is no closed form: a head
@@ -534,8 +536,8 @@ class Staircase:
     @property
     def together(self) -> Bool[np.ndarray, " n"]:
         """Which drops come with another: two heads escape so close that chance decides which."""
-        close = [d.margin * d.blow_up < TOGETHER * d.width if d.escape else False for d in self.drops]
-        return np.asarray(close, bool)
+        apart = [d.margin * d.blow_up / d.width if d.escape else np.inf for d in self.drops]
+        return np.asarray(apart, float) < TOGETHER
 
     @property
     def durations(self) -> Float[np.ndarray, " n"]:
@@ -571,9 +573,7 @@ class Staircase:
         return self.at(self.time).loss
 
 
-def staircase(
-    source: Source | Quadratic, model: AbstractModel, *, probes: int = 3
-) -> Staircase:
+def staircase(source: Source | Quadratic, model: AbstractModel, *, probes: int = 3) -> Staircase:
     """Predict the staircase of one start, for a small init scale.
 
     - `source`: a task (one output; any Λ, S_w and noise, equal and zero eigenvalues allowed), its
@@ -619,9 +619,7 @@ def _followed(quadratic: Quadratic, weights: Weights) -> _Follower:
     return run
 
 
-def _condition(
-    times: Float[np.ndarray, " n"], others: list[_Follower]
-) -> Float[np.ndarray, " n"]:
+def _condition(times: Float[np.ndarray, " n"], others: list[_Follower]) -> Float[np.ndarray, " n"]:
     """√E(δt/t)² over relative changes of the weights, in units of those; NaN without any."""
     if not others:
         return np.full(len(times), np.nan)

@@ -13,6 +13,7 @@ import { predict } from "../theory/predict.js";
 import { isSoftmax, valid } from "./settings.js";
 
 /** @typedef {{what: string, error: number, tolerance: number}} Finding */
+/** @typedef {import("../theory/dormant.js").Stairs} Stairs */
 
 const REACH = 0.5; // init scale up to which the theory is a theory
 
