@@ -394,6 +394,10 @@ class _RestSearch:
         over = opening.gains[0] == 0
         if spare and not over:
             return None
+        if over:  # nothing grows where nothing is left; a head on its way up does
+            rates = np.linalg.eigvalsh(flow.jacobian(0.0, rested))
+            if rates[-1] > UNSTABLE * abs(float(rates[0])):
+                return None
         moved = self.flow.quadratic.curved(flow.effective(rested[None])[0] - M)
         missed = float(np.linalg.norm(moved))
         if missed > CLOSE * gain:
