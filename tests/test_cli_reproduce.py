@@ -75,7 +75,7 @@ def test_each_scale_has_a_default_folder(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["smal"], "unknown figure 'smal'; there are small, broken, all; did you mean 'small'?"),
+        (["smal"], "unknown figure 'smal'; did you mean 'small'?; there are small, broken, all"),
         (["small", "--jobs", "0"], "must be at least 1"),
         (["small", "--seeds", "3"], "unrecognized arguments"),
     ],
