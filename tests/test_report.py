@@ -469,7 +469,7 @@ def test_choosing_figures():
     assert all(figure.source.resumes for figure in nonlinear)
     assert choose(["nonlinear", "all"]) == [*choose([]), *nonlinear] == list(FIGURES.values())
     assert [figure.name for figure in choose(["fig10", "fig2", "fig10"])] == ["fig2", "fig10"]
-    with pytest.raises(ValueError, match=r"unknown figure 'fig33'; did you mean 'fig3'\?; there are"):
+    with pytest.raises(ValueError, match=r"unknown figure 'fig33'; did you mean 'fig3'\?"):
         choose(["fig1", "fig33"])
 
 
