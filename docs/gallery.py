@@ -160,8 +160,9 @@ def index() -> str:
 def on_config(config: Any) -> Any:
     """mkdocs: list the examples below the gallery."""
     pages = [f"gallery/{one.name}.md" for one in EXAMPLES]
-    for entry in config.nav:
-        if "Gallery" in entry:
+    below = [entry for door in config.nav for inside in door.values() for entry in inside]
+    for entry in below:
+        if isinstance(entry, dict) and "Gallery" in entry:
             entry["Gallery"] = ["gallery/index.md", *pages]
     return config
 

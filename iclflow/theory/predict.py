@@ -278,8 +278,8 @@ def predict(
     >>> task = icl.Task([0.6, 0.3], context=31)
     >>> loss = icl.Moments.sample(task, 1000, jax.random.key(1))
     >>> start = icl.Separate.initialiser(task, heads=3, scale=0.01)(jax.random.key(0))
-    >>> [len(icl.predict(source, start).times) for source in (loss, task)]
-    [2, 2]
+    >>> tuple(len(icl.predict(source, start).times) for source in (loss, task))
+    (2, 2)
     """
     chosen = select(source, model) if engine is None else engine
     if chosen is None:
