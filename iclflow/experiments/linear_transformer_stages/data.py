@@ -111,7 +111,7 @@ def _staged() -> tuple[dict[str, Variable], TransformerModes]:
             _ranks(jnp.asarray(a)),
             "effective rank (15) of the rest, over its start",
         ),
-        **_detectors(epochs, loss, np.linalg.norm(run["p"][0], axis=(1, 2)), modes.size),
+        **detectors(epochs, loss, np.linalg.norm(run["p"][0], axis=(1, 2)), modes.size),
     }
     return variables, modes
 
@@ -127,7 +127,7 @@ def _ranks(a: Float[Array, "T D"]) -> Float[Array, "n T"]:
     return ranks / ranks[:, :1]
 
 
-def _detectors(
+def detectors(
     epochs: np.ndarray, loss: np.ndarray, norm: np.ndarray, count: int
 ) -> dict[str, Variable]:
     """Curvatures over the logarithm of time, and where they are largest as a mode is learned."""
