@@ -11,8 +11,9 @@ from iclflow.diagnostics import (
     fourier_concentration,
     frequency_shares,
 )
+from iclflow.experiments.base import unmoved
 from iclflow.experiments.grokking import data as grokking
-from iclflow.experiments.grokking.claims import claims
+from iclflow.experiments.grokking.claims import claims, controls
 from iclflow.experiments.grokking.figure import draw
 from iclflow.experiments.runs import labelled
 
@@ -125,7 +126,7 @@ def constructed(shift):
     return labelled(variables, coordinates, {"frequencies": 5})
 
 
-def test_claims_say_who_moved_first_and_the_figure_is_drawn():
+def test_claims_say_what_moves_with_the_test_loss_and_the_figure_is_drawn():
     names = [name for name in grokking.MEASURES if name != "test_loss"]
     data = constructed({name: 500.0 * (i + 1) for i, name in enumerate(names)})
     half = dict(zip(data["measure"].values, data["half_change"].values[:, 0], strict=True))
@@ -135,11 +136,13 @@ def test_claims_say_who_moved_first_and_the_figure_is_drawn():
     found = {claim.id: claim for claim in claims(data)}
     assert found["lt-grok-delay"].holds
     assert found["lt-grok-stages"].measured == 2
-    assert found["lt-grok-rank"].holds
-    # against the end of the drop, where a quarter of the test loss's fall is left
-    assert found["lt-grok-rank"].measured == pytest.approx(0.25 / 3 ** (1 / 12), rel=0.02)
-    assert not found["lt-grok-norm"].holds
+    # "with" has two sides: at 500 the rank is too early, at 3500 the unembedding is too late
+    assert not found["lt-grok-rank"].holds
+    assert found["lt-grok-rank"].measured == pytest.approx(4, rel=0.03)
+    assert found["lt-grok-subspace"].holds
+    assert found["lt-grok-norm"].holds
     assert not found["lt-grok-unembedding"].holds
+    assert found["lt-grok-unembedding"].measured == pytest.approx(1.75, rel=0.03)
     # the norm falls at 2500, and bends most at either end of its fall
     assert abs(np.log(found["lt-grok-curvature"].measured / 1.25)) < np.log(1.2)
     figure = draw(data)
@@ -154,3 +157,10 @@ def test_a_seed_that_never_generalises_settles_no_claim():
     found = {claim.id: claim.holds for claim in claims(data)}
     assert not found["lt-grok-generalises"]
     assert not found["lt-grok-delay"]
+
+
+def test_other_curves_of_the_same_runs_turn_every_verdict_of_grokking_round():
+    names = [name for name in grokking.MEASURES if name != "test_loss"]
+    for shift in (500.0, 2000.0):  # no measure with the test loss, and all of them
+        data = constructed(dict.fromkeys(names, shift))
+        assert unmoved(data, claims, controls) == []
