@@ -223,15 +223,21 @@ def _solutions(loss: Moments, population: Population, final: np.ndarray) -> dict
 
 
 def _equivalence(task: Task) -> dict[str, Variable]:
-    """ATTN_M and MLP trained through independent code, on prompts: no shared features."""
+    """ATTN_M and MLP trained through independent code, on prompts: no shared features.
+
+    The third curve is for the control. It is that of the MLP from weights with the same function
+    and the same loss, which are shared out between the layers in another way.
+    """
     loss = Sequences.sample(task, CHECK_SEQUENCES, jax.random.key(5))
     model = draw_model(Merged.initialiser(task, heads=HEADS, scale=CHECK_SCALE), jax.random.key(0))
     assert isinstance(model, Merged)
-    pair = (model, MLP.from_attention(model))
-    curves = [simulate(loss, m, Descent(CHECK_RATE), until=CHECK_STEPS).loss for m in pair]
+    network = MLP.from_attention(model)
+    three = (model, network, MLP(first=2 * network.first, second=network.second / 2))
+    curves = [simulate(loss, m, Descent(CHECK_RATE), until=CHECK_STEPS).loss for m in three]
     return {
         "check_attention": (("check",), curves[0], "ATTN_M on prompts, frozen blocks"),
         "check_mlp": (("check",), curves[1], "MLP on the cubic features of the same prompts"),
+        "check_unbalanced": (("check",), curves[2], "MLP from twice W₁(0) and half of w₂(0)"),
     }
 
 
