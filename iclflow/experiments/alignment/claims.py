@@ -1,5 +1,6 @@
 """What Fig. 6 says about the weights of attention and network."""
 
+import numpy as np
 import xarray as xr
 
 from iclflow.experiments.alignment.data import PLATEAU
@@ -39,10 +40,22 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
-    """For each claim data that turn its verdict round: the cosines of the other moment, a gap."""
-    cosine = data["attention_cosine"]
+    """For each claim other data or another theory that turns its verdict round.
+
+    - `early-alignment` and `late-alignment`: the heads of the shown seed beside the statistic of
+      the other moment, E[y zᵀ] E[z zᵀ]⁻¹ on the plateau and E[y zᵀ] at convergence.
+    - `merged-mlp-weights`: every head of attention beside the next head of the MLP, shown seed.
+    """
+    heads, network = data["attention"].values, data["mlp"].values  # [moment, head, feature]
+    other = data["statistics"].values[::-1]
+    along = np.abs(np.einsum("mhf,mf->mh", heads, other))
+    sizes = np.linalg.norm(heads, axis=-1) * np.linalg.norm(other, axis=-1)[:, None]
+    apart = np.abs(heads - np.roll(network, 1, axis=1)).max() / np.abs(network[1]).max()
+    cosine, gap = data["attention_cosine"].copy(), data["weight_gap"].copy()
+    cosine[int(data.attrs["shown_seed"])] = along / sizes
+    gap[int(data.attrs["shown_seed"])] = apart
     return {
-        "early-alignment": data.assign(attention_cosine=0.9 * cosine),
-        "late-alignment": data.assign(attention_cosine=0.98 * cosine),
-        "merged-mlp-weights": data.assign(weight_gap=10 * data["weight_gap"]),
+        "early-alignment": data.assign(attention_cosine=cosine),
+        "late-alignment": data.assign(attention_cosine=cosine),
+        "merged-mlp-weights": data.assign(weight_gap=gap),
     }
