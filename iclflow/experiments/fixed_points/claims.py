@@ -145,7 +145,28 @@ def _limits(data: xr.Dataset) -> list[Claim]:
 
 
 def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
-    """For each claim data that turn its verdict round."""
+    """For each claim other data or another theory that turns its verdict round.
+
+    - `fixed-point-levels`: the losses as N → ∞.
+    - `fixed-points-at-rest` and `rank-r-fixed-points`: the gradient with keys 1% longer.
+    - `rank-r-levels`: the loss there.
+    - `rank-r-conserved`: ‖k_r‖² - v² without the sum over the pairs.
+    - `rank-r-conserved-matrix`: KKᵀ alone.
+    - `saddles-unstable`: the way out of the minimum, where the loss rises.
+    - `minimum-stable`: the curvature at zero instead of at the minimum.
+    - `merged-escape-rate`: ‖Λ‖ instead of ‖Λ²‖.
+    - `saddle-index`: one negative eigenvalue per mode that is not learned.
+    - `escape-order`: the orders of visited and other saddles exchanged.
+    - `levels-large-context`: the levels of N = 31 as the limit.
+    - `weights-large-context`: the weights of the last saddle, which lack one eigenvector.
+    """
+    spectrum, contexts = -np.diff(data["path_limit"].values), data["context"].values[:, None]
+    weights = 1 / (spectrum + (spectrum + spectrum.sum()) / contexts)  # eigenvalues of (16)
+    weights[:, -1] = 0.0
+    off = np.linalg.norm(weights - 1 / spectrum, axis=1) / np.linalg.norm(1 / spectrum)
+    visited = data["formula"].values[data["visited"].values]
+    short = data["path_limit"].copy(data=np.sort(visited)[::-1])
+    left_out = (~data["learned"]).sum("component")
     minimum = data["learned"].all("component")
     least = 0 * data["fall"] + data["fall"].sel(point=minimum)[0]
     swapped = data["merged_eigenvalues"].copy(data=data["merged_eigenvalues"].values[::-1])
@@ -159,8 +180,8 @@ def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
         "saddles-unstable": data.assign(fall=least),
         "minimum-stable": data.assign(merged_eigenvalues=swapped),
         "merged-escape-rate": data.assign(growth=data["growth"][::-1]),
-        "saddle-index": data.assign(swaps=0 * data["swaps"]),
+        "saddle-index": data.assign(swaps=left_out),
         "escape-order": data.assign_coords(visited=~data["visited"]),
-        "levels-large-context": data.assign(path_limit=data["path_limit"] + 0.01),
-        "weights-large-context": data.assign(weight_error=data["weight_error"] + 0.1),
+        "levels-large-context": data.assign(path_limit=short),
+        "weights-large-context": data.assign(weight_error=("context", off)),
     }
