@@ -10,7 +10,6 @@ from jaxtyping import Float
 from iclflow.diagnostics import first_crossing
 from iclflow.experiments.base import Claim, below, less, near
 from iclflow.experiments.four_inputs import label_deviation
-from iclflow.experiments.runs import delayed
 
 
 def claims_fig5(data: xr.Dataset) -> list[Claim]:
@@ -95,19 +94,29 @@ def claims_fig10(data: xr.Dataset) -> list[Claim]:
 
 
 def controls_fig5(data: xr.Dataset) -> dict[str, xr.Dataset]:
-    """For each claim of Fig. 5 data that turn its verdict round."""
-    first, time = data["predicted"], data["time"].values
-    late = first.copy(data=delayed(time, first.values, 1.2))
+    """For each claim of Fig. 5 other data or another theory that turns its verdict round.
+
+    - `fig5-order`: the two test losses exchanged.
+    - `fig5-portion`: the training losses of the portions in reverse.
+    - `fig5-first-drop`: the predicted drop of random tasks alone, for every portion.
+    - `fig5-sampled`: the training loss of another portion.
+    """
+    context = _portions(data["predicted"], [0] * data.sizes["portion"])
     return {
         "fig5-order": data.rename(in_weight="in_context", in_context="in_weight"),
         "fig5-portion": data.assign(training=_portions(data["training"], slice(None, None, -1))),
-        "fig5-first-drop": data.assign(predicted=late),
+        "fig5-first-drop": data.assign(predicted=context),
         "fig5-sampled": data.assign(sampled_training=data["training"].sel(portion=1.0)),
     }
 
 
 def controls_fig10(data: xr.Dataset) -> dict[str, xr.Dataset]:
-    """The same for Fig. 10: other portions for none, and all in reverse."""
+    """For each claim of Fig. 10 other data that turn its verdict round.
+
+    - `fig10-in-context-only` and `fig10-final`: the run with a fifth of fixed tasks in place of the
+      run with none.
+    - `fig10-memory`: the losses of the portions in reverse.
+    """
     noise, context = data["in_weight_noise"], data["in_context"]
     return {
         "fig10-in-context-only": data.assign(in_weight_noise=_portions(noise, [1, *range(1, 6)])),
