@@ -59,12 +59,25 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
-    """For each claim data that turn its verdict round."""
+    """For each claim other data or another theory that turns its verdict round.
+
+    - `init-shortens-merged` and `init-shortens-separate`: the times of the scales in reverse.
+    - `merged-duration-logarithm`: the first drop of separate key and query, predicted from the
+      initial weights, at the scales that both kinds have.
+    - `separate-duration-power`: the logarithms of the times, which is the law of merged key and
+      query.
+    - `lazy-training`: the kernel of the value weights alone, as in regression on random features.
+    """
     half, drops = data["merged_half_time"], data["separate_drops"]
+    scales = data["merged_scale"].values
+    both = scales[np.isin(scales, data["theory_scale"].values)]
+    power = data["theory_drops"].sel(theory_scale=both).isel(component=0).values
     return {
         "init-shortens-merged": data.assign(merged_half_time=half.copy(data=half.values[::-1])),
         "init-shortens-separate": data.assign(separate_drops=drops.copy(data=drops.values[::-1])),
-        "merged-duration-logarithm": data.assign(merged_half_time=half**1.05),
+        "merged-duration-logarithm": data.sel(merged_scale=both).assign(
+            merged_half_time=(half.dims, power)
+        ),
         "separate-duration-power": data.assign(separate_drops=np.log(drops)),
-        "lazy-training": data.assign(lazy_loss=2 * data["lazy_loss"]),
+        "lazy-training": data.assign(lazy_loss=data["random_features_loss"]),
     }

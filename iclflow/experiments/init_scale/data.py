@@ -109,6 +109,11 @@ def _merged(seeds: int) -> dict[str, Variable]:
         ),
         "merged_levels": (("merged_level",), levels, "L(0) and the least loss"),
         "lazy_loss": (("merged_mark",), _lazy_loss(population, lazy, time), "constant kernel"),
+        "random_features_loss": (
+            ("merged_mark",),
+            _lazy_loss(population, lazy, time, merged_trained=False),
+            "constant kernel of the value weights alone",
+        ),
         "rate_of_growth": ((), float(jnp.linalg.norm(population.cross)), "‖Λ²‖"),
         "solution_norm": ((), _solution_norm(population), "‖M*‖"),
     }
@@ -125,12 +130,18 @@ def _solution_norm(population: Population) -> float:
     return float(np.linalg.norm(np.linalg.solve(kernel, cross)))
 
 
-def _lazy_loss(population: Population, model: Merged, time: np.ndarray) -> np.ndarray:
-    """τ dm/dt = Θ (g - K m) with the start's Θ = |v|² I + Σᵢ vec Uᵢ vec Uᵢᵀ, solved exactly."""
+def _lazy_loss(
+    population: Population, model: Merged, time: np.ndarray, merged_trained: bool = True
+) -> np.ndarray:
+    """τ dm/dt = Θ (g - K m) with the start's Θ = |v|² I + Σᵢ vec Uᵢ vec Uᵢᵀ, solved exactly.
+
+    Without `merged_trained` only the value weights move, as in regression on random features, and
+    Θ does not have its first term.
+    """
     cross, kernel = _kernel_parts(population)
     values, first = np.asarray(model.values)[:, 0, 0], np.asarray(model.merged)
     first = first.reshape(len(values), -1)
-    theta = values @ values * np.eye(len(cross)) + first.T @ first
+    theta = merged_trained * (values @ values) * np.eye(len(cross)) + first.T @ first
     root = np.linalg.cholesky(kernel)  # K = R Rᵀ; Rᵀ m relaxes with the symmetric Rᵀ Θ R
     rates, vectors = np.linalg.eigh(root.T @ theta @ root)
     solution = np.linalg.solve(kernel, cross)
