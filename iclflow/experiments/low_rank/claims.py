@@ -95,7 +95,7 @@ def _rank_claims(name: str, data: xr.Dataset) -> list[Claim]:
 
 
 def controls_fig4(data: xr.Dataset) -> dict[str, xr.Dataset]:
-    """For each claim of Fig. 4 data that turn its verdict round."""
+    """For each claim of Fig. 4 other data or another theory that turns its verdict round."""
     return _rank_controls("fig4", data)
 
 
@@ -105,23 +105,47 @@ def controls_fig9(data: xr.Dataset) -> dict[str, xr.Dataset]:
 
 
 def controls_fig8(data: xr.Dataset) -> dict[str, xr.Dataset]:
-    """The same for Fig. 8: values of heads of another rank, and a head more."""
+    """The same for Fig. 8.
+
+    - `fig8-final-values`: the final values (25) of the heads of another rank.
+    - `fig8-heads`: the runs of the smallest and the largest rank under each other's name.
+    """
+    final = data["final_values"]
     return {
-        "fig8-final-values": data.assign(final_values=1.05 * data["final_values"]),
-        "fig8-heads": data.assign(values=data["values"] + 2 * _half_grown(data)),
+        "fig8-final-values": data.assign(final_values=final.copy(data=final.values[::-1])),
+        "fig8-heads": _exchanged(data),
     }
 
 
 def _rank_controls(name: str, data: xr.Dataset) -> dict[str, xr.Dataset]:
-    """Drops at even distances; every head grown; levels a step off; ends too high."""
-    times, step = data["drop_times"], float(np.abs(np.diff(data["levels"])).min())
-    even = times * 0 + 500.0 * (1 + np.arange(data.sizes["drop_number"]))
+    """What turns the verdicts of Figs 4 and 9 round.
+
+    - `rank-rule` and `heads`: the runs of the smallest and of the largest rank under each other's
+      name.
+    - `levels`: the levels (24) of a context of half the length, beside the smallest rank, which has
+      the most plateaus. The first plateau is at tr Λ for every length, so it cannot tell.
+    - `final`: the last of these levels.
+    """
+    half = data.assign(levels=("plateau", _levels(data, int(data.attrs["context"]) // 2)))
     return {
-        f"{name}-rank-rule": data.assign(drop_times=even),
-        f"{name}-heads": data.assign(values=data["values"] + 2 * _half_grown(data)),
-        f"{name}-levels": data.assign(loss=data["loss"] + step),
-        f"{name}-final": data.assign(loss=1.3 * data["loss"]),
+        f"{name}-rank-rule": _exchanged(data),
+        f"{name}-heads": _exchanged(data),
+        f"{name}-levels": half.isel(rank=[0]),
+        f"{name}-final": half,
     }
+
+
+def _exchanged(data: xr.Dataset) -> xr.Dataset:
+    """The smallest and the largest rank alone, each with the runs of the other."""
+    ends = data.isel(rank=[0, -1])
+    return ends.assign_coords(rank=ends["rank"].values[::-1])
+
+
+def _levels(data: xr.Dataset, pairs: float) -> Float[np.ndarray, " m"]:
+    """L(M_m) = tr Λ - Σ_{d≤m} λ³/a (24) of the same spectrum with another number of pairs (32)."""
+    spectrum = data["spectrum"].values
+    drops = spectrum / (1 + (1 + spectrum.sum() / spectrum) / pairs)
+    return spectrum.sum() - np.concatenate([[0.0], np.cumsum(drops)])
 
 
 def _heads_claim(name: str, data: xr.Dataset) -> Claim:
