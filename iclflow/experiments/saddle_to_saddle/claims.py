@@ -6,6 +6,8 @@ import xarray as xr
 from iclflow.experiments.base import Claim, below, level_tolerance, near
 from iclflow.experiments.four_inputs import label_deviation
 from iclflow.experiments.runs import drop_counts
+from iclflow.theory.drops.one_drop import logistic_strength
+from iclflow.theory.drops.scalar_ode import X_MID
 
 POPULATION = "population_"
 SHOWN = (0.15, 0.95)  # of its final value: where a value weight is compared with (26)
@@ -229,32 +231,69 @@ def _time_claims(data: xr.Dataset) -> list[Claim]:
 
 
 def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
-    """For each claim data that turn its verdict round."""
+    """For each claim other data or another theory that turns its verdict round.
+
+    - `separate-equals-convolution`: the network from weights with the same function and another
+      balance between the layers, which trains differently.
+    - `separate-d-drops`: the curves without their first drop.
+    - `plateau-levels`: the levels as N → ∞.
+    - `plateau-levels-population`: the levels if the smallest eigenvalue were learned first.
+    - `principal-component-regression`: the weights of the plateau before, with one component fewer.
+    - `zero-blocks-population`: the blocks on the P sequences.
+    - `separate-conserved`: a drift that does not depend on the rate.
+    - `eigenvector-order` and `key-query-alignment`: the eigenvectors in reverse.
+    - `key-query-alignment-worst`: one seed, without the exception.
+    - `minimal-norm-values`: the values λ^(-1/3) as N → ∞.
+    - `value-weights-ode`: the logistic course of merged key and query, with the same limit and the
+      same time of the drop.
+    - `separate-duration-paper`: the measured durations.
+    - `staircase-times`: the times predicted from the initial weights of the next seed.
+    - `later-plateaus-longer`: the logarithms of the times of the drops.
+    - `later-drops-vary-more`: a last drop at the same time for all seeds.
+    """
     time, limit, seed = data["time"].values, data["value_limit"], int(data.attrs["shown_seed"])
-    later = data["loss"].clip(max=data["levels"][1]).values  # without the first drop
+    eigenvalues, levels = data["eigenvalues"].values, data["levels"]
+    all_of_it = np.concatenate([[0.0], np.cumsum(eigenvalues)])
+    smallest_first = np.concatenate([[0.0], np.cumsum(-np.diff(levels.values)[::-1])])
+    effective = data[f"{POPULATION}plateau_effective"]
+    before = effective.copy(data=effective.values[:, [0, *range(effective.sizes["level"] - 1)]])
+    predicted = data["staircase_time"]
+    later = data["loss"].clip(max=data["levels"][1])  # without the first drop
     vectors, times = data["eigenvectors"], data[f"{POPULATION}drop_time"]
     order = vectors.copy(data=vectors.values[:, ::-1])
     same = xr.concat([times[:, :-1], 0 * times[:, -1:] + times[:, -1:].mean("seed")], "component")
     lasted = times.copy(data=np.diff(times.values, axis=1, prepend=0.0))
     half = data["conserved_drift"].copy(data=data["conserved_drift"].values[[0, 0]])
-    course, exact = f"{POPULATION}value_course", f"{POPULATION}plateau_loss"
     return {
-        "separate-equals-convolution": data.assign(
-            check_convolution=(1 + 1e-9) * data["check_convolution"]
+        "separate-equals-convolution": data.assign(check_convolution=data["check_unbalanced"]),
+        "separate-d-drops": data.assign(
+            loss=later, drop_count=("seed", drop_counts(time, later.values))
         ),
-        "separate-d-drops": data.assign(drop_count=("seed", drop_counts(time, later))),
-        "plateau-levels": data.assign(plateau_loss=data["plateau_loss"] + 0.05),
-        "plateau-levels-population": data.assign({exact: data[exact] + 0.01}),
-        "principal-component-regression": data.assign(value_limit=1.1 * limit),
+        "plateau-levels": data.assign(levels=levels.copy(data=levels.values[0] - all_of_it)),
+        "plateau-levels-population": data.assign(
+            levels=levels.copy(data=levels.values[0] - smallest_first)
+        ),
+        "principal-component-regression": data.assign({effective.name: before}),
         "zero-blocks-population": data.assign(population_blocks=data["sample_blocks"].max("time")),
         "separate-conserved": data.assign(conserved_drift=half),  # whatever the rate
         "eigenvector-order": data.assign(eigenvectors=order),
         "key-query-alignment": data.assign(eigenvectors=order),
         "key-query-alignment-worst": data.isel(seed=[seed] * data.sizes["seed"]),
-        "minimal-norm-values": data.assign(value_limit=1.1 * limit),
-        "value-weights-ode": data.assign({course: 1.2 * data[course]}),
+        "minimal-norm-values": data.assign(value_limit=limit.copy(data=eigenvalues ** (-1 / 3))),
+        "value-weights-ode": data.assign({f"{POPULATION}value_course": _logistic_course(data)}),
         "separate-duration-paper": data.assign({f"{POPULATION}paper_duration": lasted}),
-        "staircase-times": data.assign(staircase_time=1.2 * data["staircase_time"]),
+        "staircase-times": data.assign(
+            staircase_time=predicted.copy(data=np.roll(predicted.values, 1, axis=0))
+        ),
         "later-plateaus-longer": data.assign({times.name: np.log(times)}),
         "later-drops-vary-more": data.assign({times.name: same}),
     }
+
+
+def _logistic_course(data: xr.Dataset) -> xr.DataArray:
+    """τ dv/dt = g v (v* - v) in place of (26), through the same value at mid-drop."""
+    course, drops = data[f"{POPULATION}value_course"], data[f"{POPULATION}drop_time"].values
+    limit, gain = data["value_limit"].values, data["gain"].values
+    elapsed = data["time"].values[None, :, None] - drops[:, None, :]
+    size = logistic_strength(elapsed, X_MID * limit, gain * limit / 2, gain / 2)
+    return course.copy(data=np.sign(course.values) * np.asarray(size))

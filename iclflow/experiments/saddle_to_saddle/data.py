@@ -262,16 +262,23 @@ def _shown(variables: dict[str, Variable], modes: Modes) -> dict[str, Variable]:
 
 
 def _equivalence(task: Task) -> dict[str, Variable]:
-    """ATTN_S and the convolutional network trained through independent code, on prompts."""
+    """ATTN_S and the convolutional network trained through independent code, on prompts.
+
+    The third curve is for the control. It is that of the network from weights with the same
+    function and the same loss, which are shared out between the layers in another way.
+    """
     loss = Sequences.sample(task, CHECK_SEQUENCES, jax.random.key(5))
     init = Separate.initialiser(task, heads=HEADS, scale=CHECK_SCALE)
     model = draw_model(init, jax.random.key(0))
     assert isinstance(model, Separate)
-    pair = (model, ConvNet.from_attention(model))
-    curves = [simulate(loss, m, Descent(RATE), until=CHECK_STEPS).loss for m in pair]
+    network = ConvNet.from_attention(model)
+    unbalanced = ConvNet(2 * network.kernels, network.second, network.third / 2)
+    three = (model, network, unbalanced)
+    curves = [simulate(loss, m, Descent(RATE), until=CHECK_STEPS).loss for m in three]
     return {
         "check_attention": (("check",), curves[0], "ATTN_S on prompts, frozen blocks"),
         "check_convolution": (("check",), curves[1], "convolutional network, same prompts"),
+        "check_unbalanced": (("check",), curves[2], "network from twice k(0) and half of v(0)"),
     }
 
 
