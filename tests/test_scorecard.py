@@ -8,7 +8,9 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import xarray as xr
 
 from iclflow.experiments.base import unmoved
 from iclflow.report.build import build
@@ -17,6 +19,16 @@ from iclflow.results.netcdf import load
 
 pytestmark = pytest.mark.long
 VERDICTS = Path(__file__).parent / "data" / "quick_verdicts.json"
+# The experiments whose controls are other data or another theory.
+REAL_CONTROLS = (
+    "abrupt_drop",
+    "alignment",
+    "fixed_points",
+    "in_weight",
+    "init_scale",
+    "low_rank",
+    "saddle_to_saddle",
+)
 
 
 @pytest.fixture(scope="module", params=["all", pytest.param("nonlinear", marks=pytest.mark.slow)])
@@ -48,3 +60,43 @@ def test_every_verdict_can_turn_round(group, report):
     for source in {figure.source for figure in choose([group])}:
         data = load(report.out / source.file(quick=True))
         assert unmoved(data, source.claims, source.controls) == [], source.name
+
+
+def _rescaled(old: np.ndarray, new: np.ndarray) -> bool:
+    """Whether new numbers are the old ones times a constant or plus one; a single one always is."""
+    known = np.isfinite(old)
+    if not np.array_equal(known, np.isfinite(new)):
+        return False
+    x, y = old[known].astype(float), new[known].astype(float)
+    shift, factor = np.mean(y - x), np.sum(x * y) / max(np.sum(x * x), 1e-300)
+    small = 1e-12 * max(np.abs(x).max(), np.abs(y).max())
+    return any(np.allclose(y, guess, rtol=0, atol=small) for guess in (x + shift, factor * x))
+
+
+def _only_rescaled(data: xr.Dataset, control: xr.Dataset) -> bool:
+    """Whether a control is the data themselves, but for a factor or an offset of variables."""
+    if any(data[name].shape != control[name].shape for name in data.variables):
+        return False
+    changed = [name for name in data.variables if not data[name].equals(control[name])]
+    return all(_rescaled(data[name].values, control[name].values) for name in changed)
+
+
+def test_a_factor_or_an_offset_is_told_from_other_data():
+    curve, other = np.array([[3.0, np.nan, 1.0, 0.5], [3.0, np.nan, 1.2, 0.5]])
+    data = xr.Dataset({"curve": ("time", curve), "other": ("time", other), "number": 2.0})
+    for merely in (1.1 * curve, (1 + 1e-9) * curve, curve + 0.01, 0 * curve, curve):
+        assert _only_rescaled(data, data.assign(curve=("time", merely)))
+    assert _only_rescaled(data, data.assign(number=5.0))
+    for real in (other, curve[::-1], curve**1.05):
+        assert not _only_rescaled(data, data.assign(curve=("time", real)))
+    assert not _only_rescaled(data, data.isel(time=[0, 2]))
+
+
+def test_controls_are_other_data_or_another_theory(group, report):
+    """A number times 1.1 shows that a tolerance is finite, and not what the opposite looks like."""
+    for source in {figure.source for figure in choose([group])}:
+        if source.name.startswith(REAL_CONTROLS):
+            data = load(report.out / source.file(quick=True))
+            for id, found in source.controls(data).items():
+                for control in found if isinstance(found, tuple) else (found,):
+                    assert not _only_rescaled(data, control), id
