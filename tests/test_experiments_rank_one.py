@@ -76,7 +76,8 @@ def test_published_init_is_converted():
     assert "0.197" in saddle_to_saddle.CONVERSION
 
 
-def test_lazy_loss_is_the_flow_of_the_frozen_kernel():
+@pytest.mark.parametrize("merged_trained", [True, False])
+def test_lazy_loss_is_the_flow_of_the_frozen_kernel(merged_trained):
     population = Population(TASK)
     model = Merged.initialiser(TASK, heads=3, scale=2.0)(jax.random.key(0))
     time = np.linspace(0, 20, 9)
@@ -85,7 +86,7 @@ def test_lazy_loss_is_the_flow_of_the_frozen_kernel():
 
     def slope(t, m):
         residual = g - b @ m.reshape(2, 2) @ c
-        moved = values @ values * residual
+        moved = values @ values * residual if merged_trained else 0 * residual
         moved = moved + sum(u * np.sum(u * residual) for u in first)
         return moved.ravel()
 
@@ -94,7 +95,7 @@ def test_lazy_loss_is_the_flow_of_the_frozen_kernel():
     expected = [
         float(population.power) + np.sum(m * (b @ m @ c - 2 * g)) for m in path.reshape(-1, 2, 2)
     ]
-    found = init_scale._lazy_loss(population, model, time)
+    found = init_scale._lazy_loss(population, model, time, merged_trained)
     np.testing.assert_allclose(found, expected, atol=1e-8)
 
 

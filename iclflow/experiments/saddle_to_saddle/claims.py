@@ -293,7 +293,7 @@ def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
 def _logistic_course(data: xr.Dataset) -> xr.DataArray:
     """τ dv/dt = g v (v* - v) in place of (26), through the same value at mid-drop."""
     course, drops = data[f"{POPULATION}value_course"], data[f"{POPULATION}drop_time"].values
-    limit, gain = data["value_limit"].values, data["gain"].values
+    limit, gain = (data[name].values[None, None] for name in ("value_limit", "gain"))
     elapsed = data["time"].values[None, :, None] - drops[:, None, :]
     size = logistic_strength(elapsed, X_MID * limit, gain * limit / 2, gain / 2)
     return course.copy(data=np.sign(course.values) * np.asarray(size))
