@@ -68,7 +68,8 @@ class Fused:
     ) -> tuple[bytes, ...] | None:
         """Of each array that all runs share, which numbers are zero: they need no arithmetic.
 
-        None if one of the shared numbers is not finite, because then a zero may not be dropped.
+        A negative zero is not among them: 1 / -0 is not 1 / 0. None if one of the shared numbers is
+        not finite, because then a zero may not be dropped.
         """
         leaves = jax.tree.leaves(eqx.filter(parts, eqx.is_array))
         kinds = zip(leaves, self.program(parts, record).leaves, strict=True)
@@ -78,7 +79,7 @@ class Fused:
             return None
         matrices = [f.matrix for f in self.program(parts, record).leaves]
         return tuple(
-            b"" if a is None or matrix else (a == 0).tobytes()
+            b"" if a is None or matrix else ((a == 0) & ~np.signbit(a)).tobytes()
             for a, matrix in zip(found, matrices, strict=True)
         )
 
