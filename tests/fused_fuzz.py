@@ -182,7 +182,9 @@ def compare(programs, engine, options=()):
     zeros = None
     if all(np.isfinite(a).all() for a in real):
         zeros = tuple(
-            ((a == 0) & ~np.signbit(a)).tobytes() if i < len(flat_shared) and a.dtype.kind == "f" else b""
+            ((a == 0) & ~np.signbit(a)).tobytes()
+            if i < len(flat_shared) and a.dtype.kind == "f"
+            else b""
             for i, a in enumerate(leaves)
         )
     flat = {
