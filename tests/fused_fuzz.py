@@ -204,19 +204,25 @@ def compare(programs, engine, options=()):
 
     reference = tuple(jnp.asarray(a) for a in flat_states)
     common = tuple(jnp.asarray(a) for a in flat_shared)
-    together = jax.jit(jax.vmap(one, in_axes=(None, *[0] * len(reference))))
-    for _ in range(STEPS):
-        reference = together(common, *reference)
-    wrong = []
-    for number, (end, size) in enumerate(zip(ends, sizes, strict=True)):
-        for place in range(end - size, end):
-            leaf = len(flat_shared) + place
-            theirs = np.asarray(reference[place])
-            theirs = theirs.reshape(RUNS, theirs[0].size).T
-            ours = np.asarray(found[leaf]) if leaf in found else flat[leaf]
-            if not agree(ours, theirs):
-                wrong.append((number, place - (end - size), ours, theirs))
-    return wrong
+    together = jax.vmap(one, in_axes=(None, *[0] * len(reference)))
+
+    def apart(step):
+        """(program, leaf, ours, theirs) that differ after all steps."""
+        theirs, wrong = reference, []
+        for _ in range(STEPS):
+            theirs = step(common, *theirs)
+        for number, (end, size) in enumerate(zip(ends, sizes, strict=True)):
+            for place in range(end - size, end):
+                leaf, wanted = len(flat_shared) + place, np.asarray(theirs[place])
+                wanted = wanted.reshape(RUNS, wanted[0].size).T
+                ours = np.asarray(found[leaf]) if leaf in found else flat[leaf]
+                if not agree(ours, wanted):
+                    wrong.append((number, place - (end - size), ours, wanted))
+        return wrong
+
+    # XLA turns x times a bool into a choice, which has 0 for infinity times False where JAX has
+    # NaN: what JAX computes operation by operation decides.
+    return apart(jax.jit(together)) and apart(together)
 
 
 def runner(traced, given, engine, options):
