@@ -204,13 +204,15 @@ class Text:
             return _folded(np.add, a, b)
         for one, other in ((a, b), (b, a)):
             if isinstance(one, Constant) and one.value == 0:
-                return other
+                # -0 + 0 is 0, so that a positive zero of reals is not left out.
+                if not is_float(one.dtype) or np.signbit(one.value):
+                    return other
         if not is_float(a.dtype):
             return self._whole("+", a, b)
         for one, other in ((a, b), (b, a)):
             if isinstance(one, Product) and one.zero:
                 self._drop(one)
-                return self.add(zero(a.dtype), other)
+                return self._left(other)
         return self._sum(a, b, False)
 
     def _sum(self, a: Value, b: Value, minus: bool) -> Value:
@@ -239,7 +241,7 @@ class Text:
         """a - b."""
         if isinstance(a, Constant) and isinstance(b, Constant):
             return _folded(np.subtract, a, b)
-        if isinstance(b, Constant) and b.value == 0:
+        if isinstance(b, Constant) and b.value == 0 and not np.signbit(b.value):
             return a
         if not is_float(a.dtype):
             return self._whole("-", a, b)
@@ -248,9 +250,7 @@ class Text:
             return a
         if isinstance(a, Product) and a.zero:
             self._drop(a)
-            return self.negate(b)
-        if isinstance(a, Constant) and a.value == 0:
-            return self.negate(b)
+            return self.subtract(zero(a.dtype), b)
         return self._sum(a, b, True)
 
     def negate(self, a: Value) -> Value:
@@ -287,11 +287,21 @@ class Text:
         return self.write(a.dtype, f"{name}({wide}({{}}) {sign} {wide}({{}}))", a, b)
 
     def total(self, values: Any, dtype: Any) -> Value:
-        """The sum of values, from the left."""
-        found: Value = zero(dtype)
+        """The sum of values, from the left; zeros are left out, so that its zero has any sign."""
+        found: Value | None = None
         for value in values:
-            found = self.add(found, value)
-        return found
+            if isinstance(value, Constant) and value.value == 0:
+                continue
+            left = self._left(value) if found is None else self.add(found, value)
+            found = None if isinstance(left, Constant) and left.value == 0 else left
+        return zero(dtype) if found is None else found
+
+    def _left(self, value: Value) -> Value:
+        """What is left of a term of a sum: nothing of a product with zero."""
+        if isinstance(value, Product) and value.zero:
+            self._drop(value)
+            return zero(value.dtype)
+        return value
 
     def multiply_matrix(self, matrix: Matrix, values: list[Any]) -> list[Name]:
         """A row of values times a shared matrix."""
