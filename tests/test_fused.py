@@ -217,7 +217,7 @@ def test_a_healthy_run_beside_a_failing_one_keeps_every_bit(monkeypatch):
     monkeypatch.setattr(cost, "worth_compiling", lambda *_: True)
     options = {"saveat": [3, 50, 300], "final": ["weights"], "seeds": 5}
     mixed = icl.sweep(POPULATION, SEPARATE, DESCENT, axes={"rate": [0.1, 40.0]}, **options)
-    alone = icl.sweep(POPULATION, SEPARATE, DESCENT, axes={"rate": [0.1, 0.1]}, **options)
+    alone = icl.sweep(POPULATION, SEPARATE, DESCENT, axes={"rate": [0.1, 0.05]}, **options)
     assert (mixed["result"].values[1] != 0).any()
     monkeypatch.setattr("iclflow.runs.plan.BRIEF", 0.0)
     monkeypatch.setattr("iclflow.runs.plan.LONG", 0.0)

@@ -203,10 +203,8 @@ class Text:
         if isinstance(a, Constant) and isinstance(b, Constant):
             return _folded(np.add, a, b)
         for one, other in ((a, b), (b, a)):
-            if isinstance(one, Constant) and one.value == 0:
-                # -0 + 0 is 0, so that a positive zero of reals is not left out.
-                if not is_float(one.dtype) or np.signbit(one.value):
-                    return other
+            if isinstance(one, Constant) and self._neutral(one):
+                return other
         if not is_float(a.dtype):
             return self._whole("+", a, b)
         for one, other in ((a, b), (b, a)):
@@ -214,6 +212,10 @@ class Text:
                 self._drop(one)
                 return self._left(other)
         return self._sum(a, b, False)
+
+    def _neutral(self, one: Constant) -> bool:
+        """Whether adding it changes nothing: -0 + 0 is 0, so that of reals only -0 is neutral."""
+        return bool(one.value == 0 and (not is_float(one.dtype) or np.signbit(one.value)))
 
     def _sum(self, a: Value, b: Value, minus: bool) -> Value:
         """a + b, or a - b, of reals."""
