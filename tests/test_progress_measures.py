@@ -159,6 +159,7 @@ def test_a_seed_that_never_generalises_settles_no_claim():
     assert not found["lt-grok-delay"]
 
 
+@pytest.mark.long
 def test_other_curves_of_the_same_runs_turn_every_verdict_of_grokking_round():
     names = [name for name in grokking.MEASURES if name != "test_loss"]
     for shift in (500.0, 2000.0):  # no measure with the test loss, and all of them

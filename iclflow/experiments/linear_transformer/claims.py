@@ -102,8 +102,8 @@ def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
     - `lt-fixed-point`: the closed form of a context of 32 pairs, where training had 200.
     - `lt-fixed-point-diagonal`: the same products p₂q₁ in the coordinates of the inputs, which are
       not the eigenvectors of their covariance.
-    - `lt-conserved`: ‖p₂‖² + ‖q₁‖² in place of the difference. A loss that does not see a common
-      scale of the weights would conserve the sum; this one lets it grow.
+    - `lt-conserved`: p² and q² of the fastest mode alone in place of the sums over modes, by the
+      exact flow until its drift has ended. Their difference is not conserved.
     - `lt-mode-conserved`: the exact flow on white inputs. With equal eigenvalues no mode drifts.
     """
     s, scale = data["eigenvalue"].values, float(data.attrs["scale"])
@@ -117,6 +117,18 @@ def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
     return {
         "lt-fixed-point": data.assign(a_paper=(("epoch", "mode"), other)),
         "lt-fixed-point-diagonal": data.assign(products=(data["products"].dims, inputs)),
-        "lt-conserved": data.assign(norm_q=-data["norm_q"]),
+        "lt-conserved": _fastest_alone(data),
         "lt-mode-conserved": data.assign_coords(drift=(("drift", "mode"), course.conserved)),
     }
+
+
+def _fastest_alone(data: xr.Dataset) -> xr.Dataset:
+    """Data whose norms are p² and q² of the first mode, over the whole of its drift."""
+    gap, product = (data[name].values[:, 0] for name in ("drift", "drift_products"))
+    size = np.sqrt(gap**2 + 4 * product**2)  # p² + q², from p² - q² and p q
+    spaced = np.linspace(0, gap.size - 1, data.sizes["epoch"]).round().astype(int)
+    seeds = (data.sizes["seed"], 1)
+    return data.assign(
+        norm_p=(("seed", "epoch"), np.tile((size + gap)[spaced] / 2, seeds)),
+        norm_q=(("seed", "epoch"), np.tile((size - gap)[spaced] / 2, seeds)),
+    )
