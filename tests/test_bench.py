@@ -150,6 +150,7 @@ def measured():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("iclflow.bench.measure.table", lambda *_: jobs)
         patch.setattr("iclflow.bench.measure.lines", lambda *_: [Line(jobs[1], "P", (4, 5, 6))])
+        patch.setattr("iclflow.bench.engines.why_not", lambda *_: "one engine will do here")
         patch.setattr("iclflow.bench.measure.LEAST", {True: 1e-9})
         patch.setattr("iclflow.bench.measure.SWEEP", {"cpu": 2})
         patch.setattr("iclflow.bench.measure.SWEEP_STEPS", 4)

@@ -235,7 +235,7 @@ def stopped_curve():
     init = Separate.initialiser(task, heads=3, scale=0.01)
     stairs = staircase(task, init(jax.random.key(11)), probes=0)
     times = stairs.time[stairs.time < (stairs.times[0] + stairs.times[1]) / 2]
-    return task, init, stairs, times / 0.2, stairs.run.loss(times)
+    return task, init, stairs, times / 0.2, stairs.at(times).loss
 
 
 def test_the_next_drop_of_the_start_itself(stopped_curve):
@@ -252,7 +252,7 @@ def test_the_next_drop_of_the_start_itself(stopped_curve):
 def test_the_last_plateau_has_no_next_drop(stopped_curve):
     task, init, stairs, _, _ = stopped_curve
     times = stairs.time
-    losses = stairs.run.loss(times)
+    losses = stairs.at(times).loss
     found = diagnose_curve(times, losses, task=task, starts=[init(jax.random.key(11))], rate=0.5)
     assert found.attrs["now"] == 3
     assert found.sizes["next"] == 0

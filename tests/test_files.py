@@ -90,7 +90,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
 
 def test_the_nearest_choice_is_named():
     require_choice("colour", "red", ["red", "green"])
-    with pytest.raises(ValueError, match=r"^unknown colour 'gren'; there are red, green; did you"):
+    with pytest.raises(ValueError, match=r"^unknown colour 'gren'; did you mean 'green'"):
         require_choice("colour", "gren", ["red", "green"])
     with pytest.raises(ValueError, match=r"^unknown colour 5; there are red, green$"):
         require_choice("colour", 5, ["red", "green"])

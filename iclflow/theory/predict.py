@@ -305,10 +305,11 @@ def drop_times(source: Source, models: Sequence[AbstractModel]) -> Float[np.ndar
 
 def visited_levels(source: Source | Quadratic, model: AbstractModel) -> Float[np.ndarray, " m"]:
     """The losses of the plateaus that a model visits; empty where the theory has none for it."""
-    if isinstance(model.as_attention(), Merged):
-        return _two_levels(Quadratic.of(source))
     levels = np.asarray(plateau_losses(source))
-    return levels[list(model.visits(len(levels) - 1))]
+    visited = list(model.visits(len(levels) - 1))
+    if visited and isinstance(model.as_attention(), Merged):
+        return _two_levels(Quadratic.of(source))
+    return levels[visited]
 
 
 def covered_levels(task: AbstractTask, model: AbstractModel) -> Float[np.ndarray, " m"]:
