@@ -3,10 +3,11 @@
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -215,11 +216,15 @@ def test_workers_here_speak_tls(tmp_path):
     pytest.importorskip("cryptography", reason="the extra sweep is not installed")
     from iclflow.sweeps.execute import local_client
 
-    with local_client(1) as client:
-        assert client.scheduler.address.startswith("tls://")
-        assert all(address.startswith("tls://") for address in client.nthreads())
-        one = Design.of(**{**WORDS, "scale": 0.3, "seeds": 2, "steps": 40})
-        assert (run(one, tmp_path / "s.zarr", client=client)["result"] == 0).all()
+    with socket.socket() as taken:  # another cluster of this machine has the port of Dask's pages
+        with suppress(OSError):  # or has it really
+            taken.bind(("127.0.0.1", 8787))
+            taken.listen()
+        with local_client(1) as client:
+            assert client.scheduler.address.startswith("tls://")
+            assert all(address.startswith("tls://") for address in client.nthreads())
+            one = Design.of(**{**WORDS, "scale": 0.3, "seeds": 2, "steps": 40})
+            assert (run(one, tmp_path / "s.zarr", client=client)["result"] == 0).all()
 
 
 def test_a_scheduler_file_that_is_not_there_is_one_line(tmp_path):

@@ -104,6 +104,9 @@ def local_client(workers: int) -> Iterator[Any]:
         n_workers=workers,
         threads_per_worker=1,
         dashboard_address=None,
+        # Dask starts its server of pages even without the pages, by default on a port that another
+        # cluster may have.
+        scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
         env=ALONE,
         silence_logs=logging.ERROR,  # a worker that is slow to end is no news
     )
