@@ -393,3 +393,25 @@ def test_fresh_data_with_sequences_say_what_the_sequences_are_for(capsys):
     assert code == 0
     assert err.count("\n") == 1
     assert "reported on the same 50" in err
+
+
+def test_zero_weights_are_said_to_learn_nothing(capsys, tmp_path):
+    line = ["simulate", *TINY, "--scale", "0", "--steps", "3", "--rate", "0.1", "--json"]
+    assert "nothing is learned" in command(capsys, *line)[2]
+    line = ["--model", "attnM", "--head", "2", "--in_dim", "2", "--trainset_size", "20"]
+    line += ["--epoch", "3", "--out", tmp_path, "--json"]
+    code, _, err = command(capsys, "train", *line, "--init", "0")
+    assert (code, err.count("\n")) == (0, 1)
+    assert "nothing is learned" in err
+
+
+def test_what_a_dry_run_accepts_can_run(capsys, tmp_path):
+    pytest.importorskip("zarr", reason="the extra sweep is not installed")
+    design = tmp_path / "design.toml"
+    design.write_text("[sweep]\nsteps = 5\nseeds = 2\n")
+    given = ["sweep", design, "--set", "spectrum=white", "--out", tmp_path / "s.zarr"]
+    for more in (["--dry-run"], []):
+        code, _, err = command(capsys, *given, *more)
+        assert code == 2
+        assert "the spectrum 'white' needs a dimension" in err
+        assert not (tmp_path / "s.zarr").exists()

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,8 @@ def run(args: argparse.Namespace) -> int:
     fields = [field.name for field in dataclasses.fields(Options)]
     options = Options(**{name: getattr(args, name) for name in fields})
     require_room(options)
+    if options.init == 0:
+        warnings.warn("from zero weights nothing is learned; give an --init", stacklevel=1)
     args.out.mkdir(parents=True, exist_ok=True)
     convention = InitConvention(args.init_convention)
     key = content_key(stated(options, convention))

@@ -22,8 +22,7 @@ class Draws(AbstractLoss):
     """The population loss with the context's Λ̂ drawn and all the rest averaged exactly (D5).
 
     Given Λ̂ the loss is a trace, in which task vector, query and noise appear by their second
-    moments only. So M draws say more than M prompts: at the end of training about as much as 13 M,
-    and on an early plateau 300 M (measured at D = 4, N = 31). The estimate is unbiased for any
+    moments only, so that M draws say more than M prompts do. The estimate is unbiased for any
     weights and any number of layers, and its error falls as M^(-1/2).
 
     It is stochastic: every step of descent sees new draws, and the loss that is reported is that

@@ -63,7 +63,7 @@ class Speed:
 
 
 PROBE_OPERATIONS = 1000.0
-# Measured on two cores and on an H200; for machines that were not measured.
+# Orders of magnitude for work that is too short to be worth a probe: of two cores, and of a GPU.
 BUILT_IN = {
     "cpu": {VMAP: Speed(8e-11, 1.0), CPP: Speed(1.6e-11, 0.4)},
     "gpu": {VMAP: Speed(5e-13, 1.0), CUDA: Speed(5e-14, 1.0)},

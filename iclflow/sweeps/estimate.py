@@ -26,7 +26,7 @@ LEAST, MOST = 16, 65536  # cells of a block
 PER_WORKER = 4  # blocks that a worker should have, so that all end together
 TRACED = 16  # programs whose steps are counted; further ones are compared by their weights
 FEW = 64  # prompts that a loss is drawn from to count the operations of its step
-# Seconds, measured by benchmarks/sweeps.py on two cores.
+# Seconds, rough ones of two cores; `python benchmarks/sweeps.py announced` compares their sum.
 STARTED = 4.0  # of a process: imports, its key, and small programs
 POINT = 1.5e-3  # to build the task, the loss and the dynamics of one point
 DRAWN = 2e-8  # to draw one number of a prompt
@@ -105,12 +105,15 @@ def estimate(design: Design, workers: int = 1, cells: int | None = None) -> Esti
         kind.points += 1
         kind.losses.add(tuple(getattr(settings, name) for name in OF_LOSS))
     shared: dict[Any, Program] = {}
+    refused: list[str] = []
     for shape, kind in kinds.items():
         known = list(shared.values())
         if len(shared) < TRACED:
-            shared[shape] = _program(design, kind)
+            shared[shape] = _program(design, kind, refused)
         else:
             shared[shape] = _scaled(known[0], next(iter(kinds.values())), kind, design)
+    if len(refused) == len(shared):  # what a dry run accepts must be able to run
+        raise ValueError(f"no cell of this design can be trained: {refused[0]}")
     longest = max(program.cell for program in shared.values())
     widest = max(program.memory for program in shared.values())
     size = min(MOST, int(LONG / longest) + 1, int(RESERVE * device_bytes() / widest) + 1)
@@ -144,13 +147,14 @@ class _Kind:
     losses: set[Any] = dataclasses.field(default_factory=set)
 
 
-def _program(design: Design, kind: _Kind) -> Program:
-    """What the cells of one shape take."""
+def _program(design: Design, kind: _Kind, refused: list[str]) -> Program:
+    """What the cells of one shape take; the reason goes to `refused` where none can be built."""
     settings, points = kind.settings, kind.points
     try:
         study = _small_study(settings)
         marks = marks_of(study)
-    except ValueError:  # a point that cannot be built fails when it is run, with its reason
+    except ValueError as reason:  # the point fails when it is run, and the others do not
+        refused.append(str(reason))
         cells = points * design.seeds
         return Program(cells, cells, VMAP, 0.0, POINT, 8 * weight_count(settings))
     group = runs = points * design.seeds
