@@ -10,7 +10,7 @@ near to that as the head takes from 10% to 90%, or within 2% of the time, or two
 Each mark counts for one head. The detector was made on seeds 0 to 7 and noise seed 1, its treatment
 of heavy tails on seeds 500 to 507.
 
-Beside it stand the curvatures of `iclflow.diagnostics.detectors` and, if `ruptures` is installed
+Beside it stand the curvatures of `iclflow.measures.detectors` and, if `ruptures` is installed
 (`pip install ruptures`; nothing else needs it), its PELT with the costs of piecewise constant and
 of piecewise linear curves, on 256 means over equal stretches of ln t.
 """
@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.signal import lfilter
 
-from iclflow.diagnostics.detectors import autocorrelation_curvature, time_curvature
-from iclflow.diagnostics.stages import Clock, find_stages
+from iclflow.measures.detectors import autocorrelation_curvature, time_curvature
+from iclflow.measures.stages import Clock, find_stages
 
 POINTS = 4000
 STEPS = 40_000

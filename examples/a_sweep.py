@@ -30,7 +30,7 @@ runs = icl.sweep(
 levels = np.asarray(icl.theory.plateau_losses(task))
 halfway = (levels[1:] + levels[:-1]) / 2
 curves = runs.loss.values.reshape(-1, len(steps))
-found = icl.diagnostics.first_crossings(runs.time.values, curves, halfway)
+found = icl.measures.first_crossings(runs.time.values, curves, halfway)
 found = found.reshape(len(heads), seeds, 3)
 theory = np.stack([
     icl.theory.drop_times(task, [

@@ -31,7 +31,7 @@ for noise in noises:
     theory = icl.theory.predict(noisy, init(jax.random.key(1)), probes=0)
     loss = runs.loss.sel(label_noise=noise)
     halfway = (theory.levels[1:] + theory.levels[:-1]) / 2
-    found = icl.diagnostics.first_crossings(runs.time.values, loss.values[None], halfway)[0]
+    found = icl.measures.first_crossings(runs.time.values, loss.values[None], halfway)[0]
     print(f"noise {noise}: drops {np.round(found, 1)}, theory {np.round(theory.times, 1)}")
     firsts.append(found[0])
     theories.append(theory.curve(runs.time.values).loss)

@@ -27,7 +27,7 @@ runs = icl.sweep(
 # %%
 levels = np.asarray(icl.theory.plateau_losses(task))
 halfway = (levels[1:] + levels[:-1]) / 2
-found = icl.diagnostics.first_crossings(runs.time.values, runs.loss.values, halfway)
+found = icl.measures.first_crossings(runs.time.values, runs.loss.values, halfway)
 starts = [icl.Separate.initialiser(task, heads=4, scale=w)(jax.random.key(1)) for w in scales]
 theory = np.stack([icl.theory.predict(task, model, probes=0).times for model in starts])
 

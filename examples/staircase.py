@@ -35,7 +35,7 @@ figure.savefig("staircase.png")
 
 # %%
 halfway = (theory.levels[1:] + theory.levels[:-1]) / 2
-found = icl.diagnostics.first_crossings(runs.time.values, runs.loss.values, halfway)[0]
+found = icl.measures.first_crossings(runs.time.values, runs.loss.values, halfway)[0]
 print("simulated drops at t/τ =", np.round(found, 1))
 answer = np.max(np.abs(theory.times / found - 1))
 print(f"{answer:.4f} is the largest relative error of a predicted drop time")

@@ -82,7 +82,7 @@ figure.savefig("your_own_model.png")
 # there are symmetric. The plateaus of the first run, found without knowing the levels:
 
 # %%
-stages = icl.diagnostics.find_stages(runs.time.values, runs.loss.values[0])
+stages = icl.measures.find_stages(runs.time.values, runs.loss.values[0])
 found = np.array([plateau.level for plateau in stages.plateaus])
 print("plateaus:", np.round(found, 4), "theory:", np.round(levels, 4))
 answer = float(np.max(np.abs(found - levels)))

@@ -2,11 +2,11 @@
 
 from iclflow import checkpoints as checkpoints
 from iclflow import diagnosis as diagnosis
-from iclflow import diagnostics as diagnostics
 from iclflow import dynamics as dynamics
 from iclflow import experiments as experiments
 from iclflow import explorer as explorer
 from iclflow import losses as losses
+from iclflow import measures as measures
 from iclflow import models as models
 from iclflow import plots as plots
 from iclflow import published as published

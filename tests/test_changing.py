@@ -10,7 +10,7 @@ import pytest
 import xarray as xr
 
 import iclflow as icl
-from iclflow.diagnostics import find_stages, first_crossings
+from iclflow.measures import find_stages, first_crossings
 
 TASK = icl.Task([0.5, 0.3], 15)
 INIT = icl.Separate.initialiser(TASK, heads=3, scale=0.15)

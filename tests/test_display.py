@@ -56,7 +56,7 @@ def test_a_run_and_a_prediction_show_their_numbers(task, init):
 
 def test_stages_show_a_table():
     step = np.geomspace(1, 1000, 200)
-    stages = icl.diagnostics.find_stages(step, 1 / (1 + (step / 30) ** 6), resamples=0)
+    stages = icl.measures.find_stages(step, 1 / (1 + (step / 30) ** 6), resamples=0)
     page = stages._repr_html_()
     assert f"drops at: {stages.drops[0].time:.6g}<table>" in page
     assert page.count("<tr>") == 1 + len(stages.plateaus)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from iclflow import diagnostics as dg
+from iclflow import measures as dg
 from iclflow.linalg import FactoredMatrix, random_rotation
 
 

@@ -60,8 +60,8 @@ def complaints(imports: Imports, layers: list[list[str]]) -> list[str]:
             out.append(f"{missing} is in no layer of docs/architecture.md")
         elif unit == "plots":
             out.append(f"plots import {target}; they draw Datasets and compute nothing")
-        elif unit == "diagnostics" and target != "linalg":
-            out.append(f"diagnostics import {target}; arrays in, arrays out")
+        elif unit == "measures" and target != "linalg":
+            out.append(f"measures import {target}; arrays in, arrays out")
         elif level[target] > level[unit]:
             out.append(f"{unit} imports {target}, which is above it")
     cycle = find_cycle(imports)
@@ -136,12 +136,12 @@ def names_used(folder: Path) -> dict[str, set[str]]:
     return found
 
 
-def test_diagnostics_touch_neither_disk_nor_screen():
+def test_measures_touch_neither_disk_nor_screen():
     doors = {"open", "print", "input"}
     modules = {"io", "logging", "os", "pathlib", "rich", "subprocess", "sys", "tempfile", "urllib"}
     guilty = {
         file: sorted(names & doors | {n for n in names if n.split(".")[0] in modules})
-        for file, names in names_used(ROOT / PACKAGE / "diagnostics").items()
+        for file, names in names_used(ROOT / PACKAGE / "measures").items()
     }
     assert {file: used for file, used in guilty.items() if used} == {}
 
@@ -201,7 +201,7 @@ def test_the_help_of_a_command_imports_no_jax(command):
     [
         ({("models", "losses")}, "models imports losses, which is above it"),
         ({("plots", "models")}, "plots import models; they draw Datasets and compute nothing"),
-        ({("diagnostics", "tasks")}, "diagnostics import tasks; arrays in, arrays out"),
+        ({("measures", "tasks")}, "measures import tasks; arrays in, arrays out"),
         ({("tasks", "utils")}, "utils is in no layer of docs/architecture.md"),
         (
             {("tasks", "__init__")},

@@ -9,7 +9,7 @@ import pytest
 from scipy.integrate import solve_ivp
 from scipy.optimize import minimize
 
-from iclflow.diagnostics import autocorrelation_curvature
+from iclflow.measures import autocorrelation_curvature
 from iclflow.theory.linear_transformer import (
     CoupledFlow,
     DecoupledFlow,

@@ -5,17 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from iclflow.diagnostics import (
-    change_time,
-    first_crossing,
-    fourier_concentration,
-    frequency_shares,
-)
 from iclflow.experiments.base import unmoved
 from iclflow.experiments.grokking import data as grokking
 from iclflow.experiments.grokking.claims import claims, controls
 from iclflow.experiments.grokking.figure import draw
 from iclflow.experiments.runs import labelled
+from iclflow.measures import (
+    change_time,
+    first_crossing,
+    fourier_concentration,
+    frequency_shares,
+)
 
 concentration = jax.jit(fourier_concentration, static_argnums=1)
 

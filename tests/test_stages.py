@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from iclflow.diagnostics.detectors import autocorrelation, autocorrelation_curvature, time_curvature
-from iclflow.diagnostics.stages import (
+from iclflow.measures.detectors import autocorrelation, autocorrelation_curvature, time_curvature
+from iclflow.measures.stages import (
     Clock,
     find_stages,
     find_stages_of_runs,

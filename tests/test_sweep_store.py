@@ -16,7 +16,7 @@ import xarray as xr
 import iclflow as icl
 from iclflow import cli
 from iclflow.cli import sweep as cli_sweep
-from iclflow.diagnostics import first_crossing, first_crossings
+from iclflow.measures import first_crossing, first_crossings
 from iclflow.runs import batch
 from iclflow.runs.fused import engine
 from iclflow.study.settings import Settings

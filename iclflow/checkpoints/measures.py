@@ -14,8 +14,8 @@ from jaxtyping import Array, Float
 from iclflow.checkpoints.files import AbstractSource, CheckpointError
 from iclflow.checkpoints.layouts import Layout
 from iclflow.checkpoints.threads import one_thread
-from iclflow.diagnostics import spectrum, subspace
 from iclflow.linalg import FactoredMatrix
+from iclflow.measures import spectrum, subspace
 
 CIRCUITS = ("QK", "OV")
 MEASURES = {  # name -> what it is; dimensionless but for the first two

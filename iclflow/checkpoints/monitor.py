@@ -16,7 +16,7 @@ from iclflow.checkpoints.layouts import NoAttentionError, find_layout
 from iclflow.checkpoints.matrices import MatrixTable
 from iclflow.checkpoints.measures import NEED_REFERENCE, Plan, Table
 from iclflow.checkpoints.watching import Line, named_arrays, scalar_loss, settings_of
-from iclflow.diagnostics.stages import Stages, find_stages
+from iclflow.measures.stages import Stages, find_stages
 
 BINS = 32  # of the loss, in a factor e of steps
 PENDING = 256  # losses kept on the device before they are read

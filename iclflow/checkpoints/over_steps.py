@@ -17,9 +17,9 @@ from iclflow.checkpoints.integrity import check_series
 from iclflow.checkpoints.layouts import Layout, find_layout
 from iclflow.checkpoints.measures import CIRCUITS, DEFAULT_MEASURES, Plan, Table
 from iclflow.checkpoints.series import Checkpoint
-from iclflow.diagnostics.detectors import time_curvature
-from iclflow.diagnostics.stages import find_stages
 from iclflow.linalg import FactoredMatrix
+from iclflow.measures.detectors import time_curvature
+from iclflow.measures.stages import find_stages
 
 
 def measure_series(

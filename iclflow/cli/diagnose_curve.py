@@ -11,7 +11,7 @@ from iclflow.study.fields import described
 def diagnose_a_curve(args: argparse.Namespace) -> int:
     """Plateaus of somebody's loss curve, and what the theory says comes next."""
     from iclflow.diagnosis import diagnose_curve, read_curve
-    from iclflow.diagnostics import Clock
+    from iclflow.measures import Clock
 
     steps, losses = read_curve(args.paths[0], args.column)
     task, starts, rate = theory_of(args)

@@ -15,7 +15,7 @@ def diagnose_our_runs(args: argparse.Namespace) -> int:
     """Stages and algorithms of one seed, or of every seed of the file."""
     from iclflow.diagnosis import diagnose_run, diagnose_runs, run_settings
     from iclflow.diagnosis.identify import shifted
-    from iclflow.diagnostics import Clock
+    from iclflow.measures import Clock
     from iclflow.study.load import load_runs
 
     path = args.paths[0]
@@ -85,7 +85,7 @@ def diagnose_losses(args: argparse.Namespace, runs: Any) -> int:
     """What the loss alone can tell, of one seed."""
     from iclflow.diagnosis import diagnose_curve, run_settings
     from iclflow.diagnosis.runs import select_run, task_of
-    from iclflow.diagnostics import Clock
+    from iclflow.measures import Clock
 
     run = select_run(runs, args.seed)
     task = task_of(run, run_settings(runs))

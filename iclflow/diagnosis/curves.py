@@ -7,7 +7,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from iclflow.diagnostics import Clock, Stages, find_stages
+from iclflow.measures import Clock, Stages, find_stages
 from iclflow.models import AbstractModel
 from iclflow.tasks.task import Task
 from iclflow.theory import Modes, plateau_losses, predict, visited_levels

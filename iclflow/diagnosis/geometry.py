@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from iclflow.diagnostics import (
+from iclflow.measures import (
     assign_heads,
     effective_rank,
     head_alignment,

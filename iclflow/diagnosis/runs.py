@@ -11,7 +11,7 @@ from jaxtyping import Float
 from iclflow.diagnosis.geometry import geometry
 from iclflow.diagnosis.identify import best_match, identify
 from iclflow.diagnosis.padding import pad_seeds
-from iclflow.diagnostics import Clock, Stages, find_stages, stages_dataset
+from iclflow.measures import Clock, Stages, find_stages, stages_dataset
 from iclflow.models import AbstractInitialiser, AbstractModel
 from iclflow.runs.labels import STEPS, TIME, in_order, is_timed
 from iclflow.runs.record import recorded_models

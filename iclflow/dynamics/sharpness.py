@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from iclflow.diagnostics.curvature import hessian_vector_product, top_eigenvalues
 from iclflow.losses import AbstractLoss
+from iclflow.measures.curvature import hessian_vector_product, top_eigenvalues
 from iclflow.models import AbstractModel, Merged
 
 STABLE_FRACTION = 0.25  # of the limit 2 / sharpness: the default rate

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from iclflow.diagnostics import find_stages
+from iclflow.measures import find_stages
 from iclflow.results.provenance import stamp
 from iclflow.runs.labels import INTERRUPTED
 from iclflow.runs.store import Snapshots

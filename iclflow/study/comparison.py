@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 import xarray as xr
 
-from iclflow.diagnostics import first_crossings
+from iclflow.measures import first_crossings
 from iclflow.models import AbstractModel
 from iclflow.theory.drops.quadratic import Source
 from iclflow.theory.predict import select

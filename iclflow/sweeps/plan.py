@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from iclflow.diagnostics import first_crossings
 from iclflow.dynamics import stable_rate
+from iclflow.measures import first_crossings
 from iclflow.models import AbstractModel, draw_model, draw_models, empty_model
 from iclflow.results.progress import Progress
 from iclflow.study.settings import Settings

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from iclflow.diagnosis.identify import identify
-from iclflow.diagnostics import first_crossings
-from iclflow.diagnostics.stages import find_stages
+from iclflow.measures import first_crossings
+from iclflow.measures.stages import find_stages
 from iclflow.models import draw_model
 from iclflow.runs.sweep import Vary
 from iclflow.study.study import Study, drop_times

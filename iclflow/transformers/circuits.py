@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from iclflow.diagnostics import effective_rank, unexplained
+from iclflow.measures import effective_rank, unexplained
 from iclflow.transformers.attention_only import AttentionOnly
 
 CIRCUITS = ("QK", "OV")

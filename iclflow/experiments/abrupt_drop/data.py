@@ -17,7 +17,6 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 from scipy.integrate import solve_ivp
 
-from iclflow.diagnostics import first_crossing
 from iclflow.dynamics import Descent
 from iclflow.experiments.four_inputs import (
     CONTEXT,
@@ -39,6 +38,7 @@ from iclflow.experiments.runs import (
     trained,
 )
 from iclflow.losses import Moments, Population, Sequences
+from iclflow.measures import first_crossing
 from iclflow.models import MLP, AbstractInitialiser, Merged, NetworkInitialiser, draw_model
 from iclflow.published import Options, PublishedInitialiser
 from iclflow.results.progress import Progress

@@ -6,7 +6,6 @@ On the plateau every head is parallel to E[y zᵀ]; at convergence to E[y zᵀ] 
 import numpy as np
 import xarray as xr
 
-from iclflow.diagnostics import first_crossing
 from iclflow.experiments.abrupt_drop.data import HEADS, RATE, STEPS, WINDOW, runs_of
 from iclflow.experiments.four_inputs import (
     QUICK_SEQUENCES,
@@ -16,6 +15,7 @@ from iclflow.experiments.four_inputs import (
     four_input_task,
 )
 from iclflow.experiments.runs import Variable, clock, labelled, spread
+from iclflow.measures import first_crossing
 from iclflow.results.progress import Progress
 from iclflow.theory.fixed_points.levels import plateau_losses
 

@@ -8,9 +8,9 @@ scale a measure moves. A claim of this kind is one about every seed.
 import numpy as np
 import xarray as xr
 
-from iclflow.diagnostics import Curvature, change_time, find_stages
 from iclflow.experiments.base import Claim, Control, at_least, at_most, near
 from iclflow.experiments.grokking.data import first_step
+from iclflow.measures import Curvature, change_time, find_stages
 
 DELAY = 5.0  # times the steps it takes to memorise: fewer is no delay to speak of
 MARKED = 1.5  # what comes this factor before or after a step still comes with it

@@ -16,7 +16,10 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float
 
-from iclflow.diagnostics import (
+from iclflow.dynamics import Adam, Descent
+from iclflow.experiments.runs import Variable, checkpointed, labelled, trained
+from iclflow.linalg import FactoredMatrix
+from iclflow.measures import (
     change_time,
     effective_rank,
     fourier_concentration,
@@ -27,9 +30,6 @@ from iclflow.diagnostics import (
     time_curvature,
     unexplained,
 )
-from iclflow.dynamics import Adam, Descent
-from iclflow.experiments.runs import Variable, checkpointed, labelled, trained
-from iclflow.linalg import FactoredMatrix
 from iclflow.results.progress import Progress
 from iclflow.runs.record import OfModel
 from iclflow.runs.store import own_folder

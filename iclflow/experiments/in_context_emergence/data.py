@@ -17,9 +17,9 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float
 
-from iclflow.diagnostics import find_stages
 from iclflow.dynamics import Adam, Descent
 from iclflow.experiments.runs import Variable, checkpointed, labelled, trained
+from iclflow.measures import find_stages
 from iclflow.results.progress import Progress
 from iclflow.results.trajectory import log_steps
 from iclflow.runs.dataset import final_models

@@ -7,9 +7,9 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from iclflow.diagnostics import first_crossing
 from iclflow.experiments.base import Claim, below, less, near
 from iclflow.experiments.four_inputs import label_deviation
+from iclflow.measures import first_crossing
 
 
 def claims_fig5(data: xr.Dataset) -> list[Claim]:

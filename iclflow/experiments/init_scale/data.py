@@ -14,11 +14,11 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array
 
-from iclflow.diagnostics import first_crossing
 from iclflow.dynamics import Descent
 from iclflow.experiments.four_inputs import four_input_task, seed_count
 from iclflow.experiments.runs import MARKS, Variable, at, labelled, trained
 from iclflow.losses import Population
+from iclflow.measures import first_crossing
 from iclflow.models import Merged, Separate, draw_models
 from iclflow.results.progress import Progress
 from iclflow.theory.drops.one_drop import merged_half_time, paper_merged_duration

@@ -13,10 +13,6 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float
 
-from iclflow.diagnostics import first_crossing
-from iclflow.diagnostics.detectors import Curvature, autocorrelation_curvature, time_curvature
-from iclflow.diagnostics.spectrum import effective_rank
-from iclflow.diagnostics.stages import Clock
 from iclflow.experiments.linear_transformer_runs import (
     SCALE,
     diagonal,
@@ -25,6 +21,10 @@ from iclflow.experiments.linear_transformer_runs import (
     transformer_task,
 )
 from iclflow.experiments.runs import Variable, labelled
+from iclflow.measures import first_crossing
+from iclflow.measures.detectors import Curvature, autocorrelation_curvature, time_curvature
+from iclflow.measures.spectrum import effective_rank
+from iclflow.measures.stages import Clock
 from iclflow.results.progress import Progress
 from iclflow.theory.linear_transformer import (
     CoupledFlow,

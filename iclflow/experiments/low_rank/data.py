@@ -16,7 +16,6 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from iclflow.diagnostics import first_crossing
 from iclflow.dynamics import Flow
 from iclflow.dynamics.chebyshev import Chebyshev
 from iclflow.experiments.four_inputs import (
@@ -30,6 +29,7 @@ from iclflow.experiments.four_inputs import (
 )
 from iclflow.experiments.runs import Variable, labelled, trained
 from iclflow.losses import Moments, Population
+from iclflow.measures import first_crossing
 from iclflow.models import Blocks, Separate, SeparateInitialiser, draw_model
 from iclflow.models.base import AbstractInitialiser
 from iclflow.results.progress import Progress

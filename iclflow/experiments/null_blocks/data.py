@@ -14,12 +14,12 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from iclflow.diagnostics import first_crossing
 from iclflow.dynamics import Descent
 from iclflow.experiments.linear_transformer_runs import SCALE, transformer_task
 from iclflow.experiments.linear_transformer_stages.data import CONTEXT, SPECTRUM
 from iclflow.experiments.runs import Variable, labelled, trained
 from iclflow.losses import Moments, population_moments
+from iclflow.measures import first_crossing
 from iclflow.models import Blocks, Merged
 from iclflow.models.base import AbstractInitialiser
 from iclflow.results.progress import Progress

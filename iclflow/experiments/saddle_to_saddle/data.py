@@ -11,7 +11,6 @@ import jax
 import numpy as np
 import xarray as xr
 
-from iclflow.diagnostics import first_crossing
 from iclflow.dynamics import Descent
 from iclflow.experiments.four_inputs import (
     CONTEXT,
@@ -33,6 +32,7 @@ from iclflow.experiments.runs import (
     trained,
 )
 from iclflow.losses import Population, Sequences
+from iclflow.measures import first_crossing
 from iclflow.models import (
     Blocks,
     ConvNet,

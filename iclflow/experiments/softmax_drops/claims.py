@@ -3,9 +3,9 @@
 import numpy as np
 import xarray as xr
 
-from iclflow.diagnostics import find_stages
 from iclflow.experiments.base import Claim, at_least, near
 from iclflow.experiments.runs import delayed
+from iclflow.measures import find_stages
 
 
 def claims(data: xr.Dataset) -> list[Claim]:

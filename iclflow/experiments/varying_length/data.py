@@ -12,7 +12,6 @@ import jax
 import numpy as np
 import xarray as xr
 
-from iclflow.diagnostics import first_crossing
 from iclflow.dynamics import Descent
 from iclflow.experiments.four_inputs import CONTEXT, ROTATION_KEY, SPECTRUM, seed_count
 from iclflow.experiments.runs import (
@@ -24,6 +23,7 @@ from iclflow.experiments.runs import (
     trained,
 )
 from iclflow.losses import Moments, Population
+from iclflow.measures import first_crossing
 from iclflow.models import Blocks, Merged, Separate, draw_models
 from iclflow.results.progress import Progress
 from iclflow.tasks.prompt import Normaliser

@@ -13,8 +13,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from iclflow.diagnostics.curvature import hessian_vector_product, top_eigenvalues
 from iclflow.losses import AbstractLoss
+from iclflow.measures.curvature import hessian_vector_product, top_eigenvalues
 from iclflow.models import AbstractModel
 from iclflow.theory.fixed_points.conserved import conservation_drift, conserved_quantities
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from iclflow.diagnostics.stages import Clock
+from iclflow.measures.stages import Clock
 
 
 @dataclasses.dataclass(frozen=True)

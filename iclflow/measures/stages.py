@@ -19,7 +19,7 @@ import scipy
 import xarray as xr
 from jaxtyping import Bool, Float
 
-from iclflow.diagnostics.segmentation import MISFIT, Binned, Pieces, bin_curve, straight_pieces
+from iclflow.measures.segmentation import MISFIT, Binned, Pieces, bin_curve, straight_pieces
 
 SHORT = 3  # bins a plateau needs for its level to be taken again
 SIGNIFICANCE = 4.0  # standard errors between the levels before and after a drop
