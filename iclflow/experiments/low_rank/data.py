@@ -28,7 +28,7 @@ from iclflow.experiments.four_inputs import (
     four_input_task,
 )
 from iclflow.experiments.runs import Variable, labelled, trained
-from iclflow.losses import Moments, Population
+from iclflow.losses import Moments
 from iclflow.measures import first_crossing
 from iclflow.models import Blocks, Separate, SeparateInitialiser, draw_model
 from iclflow.models.base import AbstractInitialiser
@@ -131,11 +131,12 @@ def compute_fig8(*, quick: bool = False, progress: Progress | None = None) -> xr
     task = four_input_task()
     start = padded(task, HEADS_8, max(RANKS_8), SCALE_8)
     marks = _marks(END_8, quick, 20.0)
-    runs = _train(four_input_moments(quick), start, RANKS_8, seeds, marks)
+    loss = four_input_moments(quick)
+    runs = _train(loss, start, RANKS_8, seeds, marks)
     data = _labelled("fig8", runs, task, WINDOW_8, sequences, SCALE_8)
     times, values, final = [], [], []
     for i, rank in enumerate(RANKS_8):
-        stairs = _prediction(task, start, rank)
+        stairs = _prediction(loss, start, rank)
         near_drops = [t + np.linspace(-70, 70, 15) for t in stairs.times]
         grid = np.sort(np.concatenate([np.linspace(0, END_8, 100 - 15 * task.size), *near_drops]))
         times.append(grid.clip(0, END_8))
@@ -152,14 +153,14 @@ def compute_fig8(*, quick: bool = False, progress: Progress | None = None) -> xr
     return data
 
 
-def _prediction(task: Task, start: PaddedInitialiser, rank: int) -> Staircase:
-    """The staircase of seed 0, from its initial weights."""
+def _prediction(loss: Moments, start: PaddedInitialiser, rank: int) -> Staircase:
+    """The staircase of seed 0 on the sequences that are trained on, from its initial weights."""
     model = draw_model(dataclasses.replace(start, rank=jnp.asarray(rank)), jax.random.key(0))
     assert isinstance(model, Separate)
     alone = Separate(
         values=model.values, keys=model.keys[:, :rank], queries=model.queries[:, :rank]
     )
-    return staircase(Population(task), alone, probes=0)
+    return staircase(loss, alone, probes=0)
 
 
 def _train(

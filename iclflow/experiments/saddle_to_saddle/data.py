@@ -1,7 +1,8 @@
 """Figs 3 and 7: separate key and query of rank one learns one eigenvector at a time.
 
 Five heads, all blocks trained, on P = 80,000 sequences, six seeds, until every seed has made its
-D drops; the same starts in the population; and the staircase that the initial weights predict.
+D drops; the same starts in the population; and the staircase that the initial weights predict, once
+for those very sequences and once for the population.
 """
 
 import functools
@@ -48,6 +49,7 @@ from iclflow.theory.drops.scalar_ode import X_MID, paper_duration, value_course
 from iclflow.theory.drops.staircase import Staircase, staircase
 from iclflow.theory.fixed_points.levels import plateau_losses
 from iclflow.theory.fixed_points.modes import Modes
+from iclflow.theory.predict import predict
 
 HEADS, RANK = 5, 1
 PUBLISHED_INIT, PUBLISHED_RATE = 1e-2, 0.02  # attention not divided by N
@@ -100,13 +102,18 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     report(1, 5)
     init, stairs, marks, population = population_runs()
     report(2, 5)
-    sample = trained(four_input_moments(quick), init, Descent(RATE), saveat=marks, **OPTIONS)
+    loss = four_input_moments(quick)
+    sample = trained(loss, init, Descent(RATE), saveat=marks, **OPTIONS)
+    models = draw_models(init, range(SEEDS))
+    own = [predict(loss, at(models, s), probes=0) for s in range(SEEDS)]
     report(3, 5)
     coordinates = clock(marks, RATE)
     time = coordinates["time"][1]
     levels = np.asarray(plateau_losses(modes))
+    own_levels = np.asarray(plateau_losses(loss))
     variables: dict[str, Variable] = {
         "levels": (("level",), levels, "L(M_m) (24)"),
+        "own_levels": (("level",), own_levels, "levels of the P sequences (Q4)"),
         "eigenvectors": (("row", "component"), np.asarray(modes.right), "eigenvectors of Λ"),
         "eigenvalues": (("component",), np.asarray(modes.eigenvalue), "eigenvalues of Λ"),
         "gain": (("component",), np.asarray(modes.g), "g = λ²"),
@@ -114,13 +121,23 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         "value_limit": (("component",), 1 / np.asarray(modes.c), "value weight at M_D (25)"),
         "staircase_loss": (
             ("seed", "time"),
-            [s.at(time).loss for s in stairs],
-            "staircase predicted from the initial weights",
+            [p.curve(time).loss for p in own],
+            "staircase of the P sequences, predicted from the initial weights",
         ),
-        "staircase_time": (("seed", "component"), [s.times for s in stairs], "its drops, t/τ"),
-        "staircase_head": (("seed", "component"), [s.heads for s in stairs], "its heads"),
+        "staircase_time": (("seed", "component"), [p.times for p in own], "its drops, t/τ"),
+        "staircase_head": (("seed", "component"), [p.heads for p in own], "its heads"),
+        "population_staircase_time": (
+            ("seed", "component"),
+            [s.times for s in stairs],
+            "drops of the population's staircase, t/τ",
+        ),
+        "population_staircase_head": (
+            ("seed", "component"),
+            [s.heads for s in stairs],
+            "heads of the population's staircase",
+        ),
     }
-    variables |= _run_variables("", sample, time, levels)
+    variables |= _run_variables("", sample, time, own_levels)
     variables |= _run_variables("population_", population, time, levels)
     counts = drop_counts(time, sample["loss"])
     variables["drop_count"] = (("seed",), counts, "drops found by the detector")

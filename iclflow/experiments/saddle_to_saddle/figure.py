@@ -55,7 +55,7 @@ def _name_worst(axes: Axes, data: xr.Dataset, window: float) -> None:
     off = np.where(np.maximum(measured, predicted) < window, predicted / measured - 1, 0.0)
     seed, drop = np.unravel_index(np.nanargmax(np.abs(off)), off.shape)
     axes.annotate(
-        f"predicted {abs(off[seed, drop]):.0%} {'late' if off[seed, drop] > 0 else 'early'}",
+        f"worst: {abs(off[seed, drop]):.1%} {'late' if off[seed, drop] > 0 else 'early'}",
         (float(predicted[seed, drop]), float(data["levels"][drop : drop + 2].mean())),
         xytext=(0.98, 0.53), textcoords="axes fraction", fontsize=7, ha="right", va="center",
         arrowprops={"arrowstyle": "-", "linewidth": 0.6, "color": "0.3", "shrinkB": 1},
@@ -144,10 +144,10 @@ def _marked_run(axes: Axes, data: xr.Dataset) -> None:
 
 def _durations(axes: Axes, data: xr.Dataset) -> None:
     """Predicted against measured durations of all plateaus of all seeds."""
-    measured = np.diff(data["population_drop_time"].values, axis=1, prepend=0.0)
+    measured = np.diff(data["drop_time"].values, axis=1, prepend=0.0)
     ours = np.diff(data["staircase_time"].values, axis=1, prepend=0.0)
-    paper = data["population_paper_duration"].values
-    reach = np.array([0.6 * measured.min(), 1.6 * measured.max()])
+    paper = data["paper_duration"].values
+    reach = np.array([0.6 * np.nanmin(measured), 1.6 * np.nanmax(measured)])
     axes.plot(reach, reach, color="0.6", linewidth=0.8, zorder=0)
     looks = ((paper, COLOURS[1], "x", r"paper, $\tau/(\lambda^2 v)$ (73)"),)
     looks += ((ours, COLOURS[0], "o", "predicted from $W(0)$"),)

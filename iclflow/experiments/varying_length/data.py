@@ -29,9 +29,8 @@ from iclflow.results.progress import Progress
 from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.one_drop import merged_course
-from iclflow.theory.drops.staircase import staircase
 from iclflow.theory.fixed_points.levels import plateau_losses
-from iclflow.theory.predict import visited_levels
+from iclflow.theory.predict import predict, visited_levels
 
 LENGTHS = tuple(range(1, CONTEXT + 1))
 SEQUENCES, QUICK_SEQUENCES = 5_000, 1_000  # each at 31 lengths: 155,000 prompts
@@ -64,14 +63,14 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     merged = trained(loss, init, Descent(MERGED_RATE), saveat=marks, **options)
     merged_time = 2 * MERGED_RATE * marks
     start = at(models, 0).reduce()
-    course = merged_course(population, start, merged_time, tolerance=1e-8)
+    course = merged_course(loss, start, merged_time, tolerance=1e-8)
     report(2, 3)
 
     init = Separate.initialiser(
         task, heads=SEPARATE_HEADS, scale=SEPARATE_SCALE, blocks=Blocks.FULL
     )
     models = draw_models(init, range(seeds))
-    stairs = [staircase(population, at(models, s).reduce(), probes=0) for s in range(seeds)]
+    stairs = [predict(loss, at(models, s), probes=0) for s in range(seeds)]
     last = MARGIN * max(float(s.times[-1]) for s in stairs) / (2 * SEPARATE_RATE)
     marks = spread(int(np.ceil(last / 1000)) * 1000)
     separate = trained(loss, init, Descent(SEPARATE_RATE), saveat=marks, **options)
@@ -84,9 +83,9 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         "merged_levels": (("merged_level",), visited_levels(population, start), "L(M_m), merged"),
         "merged_time": (("merged_mark",), merged_time, "t/τ"),
         "merged_loss": (("seed", "merged_mark"), merged["loss"], "loss, merged"),
-        "merged_theory": (("merged_mark",), course.loss, "reduced flow, seed 0"),
+        "merged_theory": (("merged_mark",), course.loss, "reduced flow of the sample, seed 0"),
         "loss": (("seed", "time"), separate["loss"], "loss, separate"),
-        "staircase_loss": (("seed", "time"), [s.at(time).loss for s in stairs], "staircase"),
+        "staircase_loss": (("seed", "time"), [s.curve(time).loss for s in stairs], "of the sample"),
         "plateau_loss": (
             ("seed", "level"),
             [_on_plateaus(time, row, levels) for row in separate["loss"]],
