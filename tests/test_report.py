@@ -15,12 +15,10 @@ import small_experiment as small
 import iclflow.experiments
 from iclflow.experiments.base import Claim, unmoved
 from iclflow.experiments.entry import Module
-from iclflow.report import page, scorecard, words
-from iclflow.report.build import build
-from iclflow.report.figures import FIGURES, choose
-from iclflow.report.folder import prepare
+from iclflow.report import page
+from iclflow.report.build import build, prepare, scorecard
+from iclflow.report.figures import FIGURES, PAPERS, choose
 from iclflow.report.making import data_key
-from iclflow.report.papers import PAPERS
 from iclflow.report.workers import next_work
 from iclflow.results.netcdf import load
 
@@ -224,7 +222,7 @@ def test_scorecard_is_a_list_of_claims(tmp_path):
 
 def test_numbers_of_a_claim_become_plain():
     claim = Claim("a", "b", "(1)", np.float64(1.0), float("nan"), float("inf"), False)
-    (row,) = scorecard.rows({"fig": [claim]})
+    (row,) = scorecard({"fig": [claim]})
     assert json.loads(json.dumps(row, allow_nan=False)) == row
     assert (row["expected"], row["measured"], row["tolerance"]) == (1.0, None, None)
 
@@ -337,7 +335,7 @@ def test_times_are_compared_where_both_are_known(tmp_path):
     ],
 )
 def test_durations_in_words(seconds, text):
-    assert words.duration(seconds) == text
+    assert page.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -354,7 +352,7 @@ def test_durations_in_words(seconds, text):
     ],
 )
 def test_numbers_in_words(value, text):
-    assert words.number(value) == text
+    assert page.number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -368,7 +366,7 @@ def test_numbers_in_words(value, text):
     ],
 )
 def test_mathematics_in_prose(text, html):
-    assert words.prose(text) == html
+    assert page.prose(text) == html
 
 
 @pytest.mark.parametrize(
@@ -383,7 +381,7 @@ def test_mathematics_in_prose(text, html):
     ],
 )
 def test_notes_become_sentences(text, whole):
-    assert words.sentence(text) == whole
+    assert page.sentence(text) == whole
 
 
 def test_settings_are_words():
@@ -414,7 +412,7 @@ def test_settings_are_words():
     ],
 )
 def test_measured_numbers_show_where_they_differ(measured, expected, text):
-    assert words.beside(measured, expected) == text
+    assert page.beside(measured, expected) == text
 
 
 # The table of figures

@@ -127,7 +127,7 @@ def with_earlier(figures: list[Any], out: Path, quick: bool) -> list[Any]:
     `ValueError` where those are at another scale, or would have to be computed anew.
     """
     from iclflow.report import figures as table
-    from iclflow.report.folder import claimed
+    from iclflow.report.build import claimed
 
     ours = {name for name in claimed(out) if (out / name).is_file()}
     if "index.html" not in ours:

@@ -1,18 +1,82 @@
 """From figure names to a folder with data, figures, scorecard and one page."""
 
 import dataclasses
+import json
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from iclflow.experiments.base import Claim
 from iclflow.experiments.entry import Figure, Source
-from iclflow.report.folder import prepare
-from iclflow.report.outcome import Outcome
-from iclflow.report.workers import Watch, spread
+from iclflow.report.workers import Outcome, Watch, spread
+from iclflow.results.files import write_text
+from iclflow.results.reading import read_json
 
-if TYPE_CHECKING:
-    from iclflow.report import scorecard
+MANIFEST = "manifest.json"
+_MAKER = "iclflow reproduce"
+
+
+def prepare(out: Path, files: Sequence[str]) -> None:
+    """Make the folder and claim `files` (paths inside it), or raise `FileExistsError`.
+
+    What an earlier report wrote is listed in the manifest and may be replaced; any other file of
+    the same name is somebody's and stops us before work begins. Other files are left alone.
+    """
+    if out.exists() and not out.is_dir():
+        raise FileExistsError(f"{out} is a file; --out needs a folder")
+    ours = claimed(out)
+    for name in (*files, MANIFEST):
+        path = out / name
+        if path.exists() and (name not in ours or not path.is_file()):
+            raise FileExistsError(
+                f"{path} was not written by an earlier report; move it away or choose another --out"
+            )
+    out.mkdir(parents=True, exist_ok=True)
+    for name in files:
+        (out / name).parent.mkdir(exist_ok=True)
+    # Written before any of the files, so that a run that is killed leaves none unclaimed.
+    manifest = {"made_by": _MAKER, "files": sorted(ours.union(files))}
+    write_text(out / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+
+
+def claimed(out: Path) -> set[str]:
+    """The files that earlier reports wrote."""
+    try:
+        found = read_json(out / MANIFEST)
+        if found["made_by"] != _MAKER:
+            return set()
+        return {MANIFEST, *(str(name) for name in found["files"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+
+
+Row = dict[str, Any]
+
+
+def scorecard(claims: Mapping[str, Sequence[Claim]]) -> list[Row]:
+    """Figure name -> claims, as rows in the figures' order.
+
+    Keys: `id`, `claim`, `equation`, `expected`, `measured`, `tolerance`, `holds`, `reason`,
+    `note`, `population`, `beyond`, `figure`. A number that is not finite becomes None (JSON null).
+    """
+    return [
+        {**{k: _plain(v) for k, v in dataclasses.asdict(claim).items()}, "figure": figure}
+        for figure, found in claims.items()
+        for claim in found
+    ]
+
+
+def write_scorecard(found: Sequence[Row], path: Path) -> Path:
+    """The rows as a JSON list."""
+    return write_text(path, json.dumps(list(found), indent=1, allow_nan=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "item"):  # a NumPy number
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +87,7 @@ class Report:
     quick: bool
     seconds: float  # this run, by the clock on the wall
     outcomes: dict[str, Outcome]
-    rows: list["scorecard.Row"]
+    rows: list[Row]
 
     @property
     def index(self) -> Path:
@@ -56,10 +120,10 @@ def build(
         sources.setdefault(figure.source, []).append(figure)
     made = spread(list(sources.values()), out, quick, jobs, watch or _silent)
     outcomes = {figure.name: made[figure.name] for figure in figures}
-    from iclflow.report import page, scorecard  # the workers are faster under way without these
+    from iclflow.report import page  # the workers are faster under way without these
 
-    rows = scorecard.rows({name: found.claims for name, found in outcomes.items()})
-    scorecard.write(rows, out / "scorecard.json")
+    rows = scorecard({name: found.claims for name, found in outcomes.items()})
+    write_scorecard(rows, out / "scorecard.json")
     report = Report(out, quick, time.perf_counter() - began, outcomes, rows)
     page.write(report, figures)
     return report

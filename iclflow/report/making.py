@@ -11,7 +11,7 @@ import xarray as xr
 from PIL import Image
 
 from iclflow.experiments.entry import Figure, Source
-from iclflow.report.outcome import Outcome
+from iclflow.report.workers import Outcome
 from iclflow.results.files import replacing
 from iclflow.results.netcdf import load, replace
 from iclflow.results.pictures import save_figure

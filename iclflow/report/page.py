@@ -1,9 +1,14 @@
 """The page: everything inline, so that one file can be sent."""
 
+import ast
 import base64
+import dataclasses
+import importlib.util
 import json
+import math
 import os
 import platform
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -11,17 +16,136 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
+from markupsafe import Markup, escape
 
 import iclflow
-from iclflow.experiments.entry import Figure
+from iclflow.experiments.entry import Figure, Function
 from iclflow.explorer import curves
-from iclflow.report import words
-from iclflow.report.figures import choose
-from iclflow.report.outcome import Outcome
-from iclflow.report.papers import DERIVED, PAPERS, Paper
-from iclflow.report.sources import Code, code_of
+from iclflow.report.figures import DERIVED, PAPERS, Paper, choose
+from iclflow.report.workers import Outcome
 from iclflow.results.files import write_text
 from iclflow.results.netcdf import load
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit a reader would use."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    if seconds < 3600:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    if seconds < 86400:
+        return f"{seconds / 3600:.2g} hours"
+    return (
+        f"{seconds / 86400:.2g} days" if seconds < 99.5 * 86400 else f"{seconds / 86400:.0f} days"
+    )
+
+
+def factor(ratio: float) -> str:
+    """How many times faster, to two digits."""
+    if ratio < 1:
+        return f"{ratio:.2g}"
+    return f"{float(f'{ratio:.2g}'):,.0f}" if ratio >= 10 else f"{ratio:.2g}"
+
+
+def prose(text: str) -> Markup:
+    """Text with its plain-text mathematics raised and lowered: x_q, L(M_m), P^(-1/2).
+
+    Labels of our own equations, E2, lead to what these say.
+    """
+    found = re.sub(r"(?<!\w)(\w)_([A-Za-z0-9]+)", r"\1<sub>\2</sub>", str(escape(text)))
+    found = re.sub(r"(?<![\w.])E\d(?![\w.])", r'<a href="#\g<0>">\g<0></a>', found)
+    found = re.sub(r"\^\(([^()]*)\)", r"<sup>\1</sup>", found)
+    found = re.sub(r"(?<![\w.])\d+(\.\d+)?e[+-]?\d+", lambda m: number(float(m[0])), found)
+    return Markup(re.sub(r"(?<=[\^(>≈ ])-(?=\d)", "\N{MINUS SIGN}", found))
+
+
+def sentence(text: str) -> str:
+    """Text as a sentence of its own."""
+    text = capital(text.strip())
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def capital(text: str) -> str:
+    """Text with a large first letter, unless that is a symbol: w² stays w²."""
+    word = re.match(r"(a|[a-z]{2,})(?=[\s,:;-])", text)
+    return text[:1].upper() + text[1:] if word else text
+
+
+def beside(value: Any, expected: Any) -> str:
+    """A measured number, with the digits it takes to tell it from the expected one."""
+    numbers = all(isinstance(v, int | float) for v in (value, expected))
+    if not numbers or value == expected or expected == 0:
+        return number(value)
+    needed = 2 - math.floor(math.log10(abs(value / expected - 1)))
+    return number(value, min(max(4, needed), 12))
+
+
+def number(value: Any, digits: int = 4) -> str:
+    """A number to four digits with a real exponent; words as they are."""
+    if value is None:
+        return "not a number"
+    if isinstance(value, str):
+        return value
+    text = f"{value:.{digits}g}"
+    mantissa, e, exponent = text.partition("e")
+    if not e:
+        return text.replace("-", "\N{MINUS SIGN}")
+    raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    head = "" if mantissa == "1" else f"{mantissa} × ".replace("-", "\N{MINUS SIGN}")
+    return f"{head}10{raised}"
+
+
+FILTERS = (beside, capital, duration, number, factor, prose, sentence)
+
+
+@dataclasses.dataclass(frozen=True)
+class Code:
+    """A module in lines, and where in it each claim is settled and controlled.
+
+    `places` has for each claim the line of its claim and of its control, counted from one.
+    """
+
+    name: str
+    lines: tuple[str, ...]
+    places: dict[str, tuple[int, int]]
+
+    @property
+    def anchors(self) -> set[int]:
+        """The lines that something links to."""
+        return {line for pair in self.places.values() for line in pair}
+
+
+def code_of(figure: Figure, ids: list[str]) -> Code | None:
+    """The module that settles the claims of a figure; None where its file is not there."""
+    claims, controls = figure.source.claims, figure.source.controls
+    found = importlib.util.find_spec(claims.module)
+    if found is None or found.origin is None or claims.module != controls.module:
+        return None
+    text = Path(found.origin).read_text(encoding="utf-8")
+    where = [_lines(text, function) for function in (claims, controls)]
+    lines = tuple(text.splitlines())
+    places = {id: (_mention(lines, where[0], id), _mention(lines, where[1], id)) for id in ids}
+    return Code(claims.module, lines, places)
+
+
+def _lines(text: str, function: Function) -> range:
+    """The lines of a function of a module, counted from one."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name == function.name:
+            return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    return range(1, 2)
+
+
+def _mention(lines: tuple[str, ...], within: range, id: str) -> int:
+    """Where the claim is named: in the function, else in what it calls, else its first line."""
+    quoted = f'"{id}"'
+    for place in (within, range(1, len(lines) + 1)):
+        for number in place:
+            if quoted in lines[number - 1]:
+                return number
+    return within.start
+
 
 if TYPE_CHECKING:
     from iclflow.report.build import Report
@@ -47,7 +171,7 @@ def render(report: "Report", figures: Sequence[Figure]) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {function.__name__: function for function in words.FILTERS}
+    environment.filters |= {function.__name__: function for function in FILTERS}
     rows, outcomes, today = report.rows, report.outcomes, datetime.now()
     texts = " ".join(f"{row['equation']} {row['reason']} {row['note']}" for row in rows)
     sources = {figure.source: outcomes[figure.name] for figure in figures}

@@ -4,6 +4,7 @@ The science is imported where it runs: the processes are then under way while th
 more to do than to wait.
 """
 
+import dataclasses
 import gc
 import multiprocessing
 import multiprocessing.connection
@@ -16,9 +17,27 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from iclflow.experiments.base import Claim
 from iclflow.experiments.entry import Figure
-from iclflow.report.outcome import Outcome
 from iclflow.results.progress import Progress
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of one figure.
+
+    `computing` is the time its data took, in an earlier run if they were `reused`; figures drawn
+    from the same data have the same.
+    """
+
+    name: str
+    status: str  # computed, reused or failed
+    computing: float = 0.0
+    drawing: float = 0.0
+    claims: tuple[Claim, ...] = ()
+    attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    error: str = ""
+
 
 Watch = Callable[[str, float, Outcome | None], None]  # (figure, fraction done, its outcome)
 Work = Sequence[Figure]  # the figures of one experiment
