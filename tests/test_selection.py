@@ -5,7 +5,7 @@ import pytest
 import iclflow as icl
 from iclflow.losses.memory import readable, require_memory
 from iclflow.models import Blocks
-from iclflow.study.comparison import compare
+from iclflow.study.study import compare
 from tests.cases import KEY, MODELS, TASKS, softmax
 from tests.tiers import some
 

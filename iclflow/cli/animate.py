@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from iclflow.losses.memory import require_memory
     from iclflow.plots.weights import weights_film
     from iclflow.results import movies
-    from iclflow.study.load import load_runs
+    from iclflow.study.settings import load_runs
 
     began = time.perf_counter()
     out = args.out = args.out or args.run.with_suffix(".mp4" if movies.ffmpeg() else ".gif")

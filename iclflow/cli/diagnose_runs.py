@@ -16,7 +16,7 @@ def diagnose_our_runs(args: argparse.Namespace) -> int:
     from iclflow.diagnosis import diagnose_run, diagnose_runs, run_settings
     from iclflow.diagnosis.identify import shifted
     from iclflow.measures import Clock
-    from iclflow.study.load import load_runs
+    from iclflow.study.settings import load_runs
 
     path = args.paths[0]
     runs = load_runs(path)
@@ -73,7 +73,7 @@ def require_room(args: argparse.Namespace, runs: Any) -> None:
     """Refuse prompts that would not fit in memory."""
     from iclflow.diagnosis import run_settings
     from iclflow.losses.memory import require_memory
-    from iclflow.study.sizes import task_size
+    from iclflow.study.settings import task_size
 
     settings = run_settings(runs)
     pairs = args.test_context or settings.context

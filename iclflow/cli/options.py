@@ -7,8 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from iclflow.study.fields import Fields, described
-from iclflow.study.options import Option
+from iclflow.study.fields import Fields, Option, described
 
 
 def typed(kind: Any, **bounds: Any) -> Callable[[str], Any]:

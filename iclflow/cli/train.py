@@ -178,7 +178,7 @@ def run(args: argparse.Namespace) -> int:
 def require_room(options: Any) -> None:
     """Raise `ValueError` with what would be needed where memory or a day would not do."""
     from iclflow.losses.memory import require_memory
-    from iclflow.study.sizes import DRAWN
+    from iclflow.study.settings import DRAWN
 
     token = options.in_dim + 1
     weights = options.head_num * token * (token + 2 * options.rank)

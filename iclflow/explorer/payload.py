@@ -14,8 +14,7 @@ from iclflow.explorer.address import require_page
 from iclflow.models import AbstractModel, Blocks, Merged, Separate, empty_model
 from iclflow.runs.labels import in_order, is_timed
 from iclflow.runs.record import recorded_models
-from iclflow.study.load import load_runs
-from iclflow.study.settings import Settings
+from iclflow.study.settings import Settings, load_runs
 from iclflow.tasks.task import Task
 
 MARKS = 240  # saves evenly in log time; more where the loss moves

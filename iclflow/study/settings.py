@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 from jaxtyping import PRNGKeyArray
 
 from iclflow.dynamics import (
@@ -22,21 +23,107 @@ from iclflow.dynamics import (
     stable_rate,
 )
 from iclflow.losses import AbstractLoss, Fresh, Minibatch
+from iclflow.losses.memory import require_memory
 from iclflow.losses.select import Choice, select
 from iclflow.models import AbstractInitialiser, Blocks, Layers, empty_model
 from iclflow.models.registry import MODELS
 from iclflow.results.choices import require_choice
+from iclflow.results.netcdf import opened
 from iclflow.results.progress import Progress
 from iclflow.results.reading import parse_json, read_text
+from iclflow.runs.cost import COPIES
 from iclflow.study.fields import Fields, from_names
-from iclflow.study.load import load_runs
-from iclflow.study.sizes import require_room
 from iclflow.tasks.commuting import Commuting
 from iclflow.tasks.inputs import INPUTS, named_inputs
 from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.spectra import named_spectrum
 from iclflow.tasks.task import Task
 from iclflow.tasks.task_vectors import AbstractTaskVectors, Mixture, Normal, Pool
+
+DRAWN = 10**12  # numbers that can be sampled in hours
+SMALL = 2**26  # bytes of weights that are recorded without being asked for
+
+
+def task_size(fields: Fields) -> int:
+    """D."""
+    named = isinstance(fields.spectrum, str)
+    return (fields.dim or 1) if named else len(fields.spectrum)
+
+
+def weight_count(fields: Fields) -> int:
+    """The weights of one model, roughly."""
+    token = task_size(fields) + 1
+    layers = 1 if fields.tied else fields.layers or 1
+    return layers * fields.heads * token * (token + 2 * fields.rank)
+
+
+def save_count(fields: Fields) -> int:
+    """How many times a run records, at most."""
+    kind, _, argument = fields.save.partition(":")
+    if kind == "all":
+        return (fields.steps or 0) + 1
+    if argument.isdigit() and len(argument) < 20:
+        return 3 * int(argument)
+    return fields.save.count(",") + 1
+
+
+def require_room(fields: Fields) -> None:
+    """Raise `ValueError` with what would be needed where memory or a day would not do."""
+    size, weights = task_size(fields), weight_count(fields)
+    points = fields.seeds * save_count(fields)
+    require_memory(8 * 30 * size**2, f"inputs of {size} dimensions", "give fewer (dim)")
+    if fields.fixed_fraction > 0 or fields.blocks == "full":
+        features = size * (size + 1) * (size + 2) // 2
+        if fields.sequences is None:
+            require_memory(80 * features**2, f"moments of {features} features", "give fewer (dim)")
+    require_memory(
+        8 * COPIES * weights, f"{fields.heads} heads of rank {fields.rank}", "give fewer"
+    )
+    require_memory(32 * (fields.pool or 0) * size, "the tasks of the pool", "give a smaller pool")
+    recorded = 4 + fields.heads + (weights if "weights" in (fields.record or ()) else 0)
+    require_memory(
+        8 * points * recorded,
+        f"{points:.3g} recorded points of {fields.heads} heads",
+        "give fewer seeds, or fewer times to save",
+    )
+    drawn = (fields.sequences or 0) * (fields.context + 1) * size
+    if drawn > DRAWN:
+        raise ValueError(
+            f"{fields.sequences} sequences of {fields.context} pairs are {drawn:.1e} numbers to "
+            f"draw, and {DRAWN:.0e} take hours; give fewer sequences, or none: the population"
+        )
+    require_memory(
+        32 * (fields.batch or 0) * (fields.context + 1) * (size + 1),
+        f"batches of {fields.batch} sequences",
+        "give a smaller batch",
+    )
+
+
+VARIABLES = 500  # a file of runs has some dozens
+
+
+def load_runs(path: Path | str) -> xr.Dataset:
+    """The runs of a NetCDF file, or `ValueError` in one line that names the file."""
+    with opened(path) as lazy:
+        if len(lazy.variables) > VARIABLES:
+            raise ValueError(f"{path} has {len(lazy.variables)} variables; it holds no runs")
+        require_memory(2 * lazy.nbytes, f"the runs in {path}", "save fewer times or seeds")
+        runs = lazy.load()
+    for name in runs.variables:
+        kind = runs[name].dtype.kind
+        if name in ("loss", "time", "step") and kind not in "fiu":
+            raise ValueError(f"{path}: {name} must be numbers, got {runs[name].dtype}")
+    if "loss" in runs and "time" not in runs["loss"].dims:
+        raise ValueError(f"{path}: the loss must be over time, got {runs['loss'].dims}")
+    empty = [str(name) for name, size in runs.sizes.items() if size == 0]
+    if empty:
+        raise ValueError(f"{path}: the dimension {empty[0]} is empty; it holds no runs")
+    if "seed" in runs.dims:
+        seeds = runs["seed"].values
+        if seeds.dtype.kind not in "iu" or len(np.unique(seeds)) < len(seeds):
+            raise ValueError(f"{path}: seeds must be different whole numbers")
+    return runs
+
 
 ADAM_RATE = 1e-3  # a step of Adam moves every weight by about this
 SETTINGS_BYTES = 2**20  # a settings file is not larger

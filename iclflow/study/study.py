@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,6 +13,7 @@ import xarray as xr
 from iclflow.dynamics import AbstractDynamics, Descent
 from iclflow.losses import AbstractLoss, AbstractPromptLoss, Population, population_moments
 from iclflow.losses.select import Choice
+from iclflow.measures import first_crossings
 from iclflow.models import (
     AbstractInitialiser,
     AbstractLinearModel,
@@ -27,12 +28,9 @@ from iclflow.runs.labels import OUTCOMES, in_order, is_timed
 from iclflow.runs.record import FixedPointDistance, OfModel
 from iclflow.runs.sweep import Vary, sweep
 from iclflow.study.fields import DEEP, LONGEST
-from iclflow.study.settings import Settings
-from iclflow.study.sizes import SMALL
+from iclflow.study.settings import SMALL, Settings
+from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.task import ContextLabels, Task
-
-if TYPE_CHECKING:
-    from iclflow.study.comparison import Comparison
 
 STEPS = 10_001  # where the theory predicts no end
 MOST_STEPS = 1_000_001  # that a run takes without being asked to
@@ -184,8 +182,6 @@ class Study:
 
     def prediction(self, runs: xr.Dataset) -> "Comparison | None":
         """The theory from the same initial weights, where it covers the study."""
-        from iclflow.study.comparison import compare  # SciPy's integrators: only when asked for
-
         if self.settings.fixed_fraction > 0 or self.task.outputs > 1 or not is_timed(runs):
             return None
         seeds = runs["seed"].values.tolist()
@@ -312,3 +308,71 @@ def test_loss(task: Task, init: AbstractInitialiser) -> AbstractLoss:
 def _last(row: np.ndarray) -> float:
     finite = row[np.isfinite(row)]
     return float(finite[-1]) if finite.size else float("nan")
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Predicted loss curves beside the measured ones, and the drop times of both."""
+
+    curves: xr.Dataset  # loss [seed, time]
+    predicted: np.ndarray  # [seed, drop], t/τ; NaN where there is none
+    measured: np.ndarray  # [seed, drop], NaN where the run ended before
+
+    @property
+    def errors(self) -> np.ndarray:
+        """Relative errors of the drop times that were both predicted and seen."""
+        both = np.isfinite(self.predicted) & np.isfinite(self.measured)
+        return np.abs(self.predicted[both] / self.measured[both] - 1)
+
+    @property
+    def error(self) -> float:
+        """The median of the errors; NaN without any."""
+        return float(np.median(self.errors)) if self.errors.size else float("nan")
+
+    @property
+    def worst(self) -> float:
+        """The largest of the errors; NaN without any."""
+        return float(self.errors.max()) if self.errors.size else float("nan")
+
+
+def compare(
+    sources: Iterable[AbstractTask | AbstractLoss],
+    models: Iterable[AbstractModel],
+    runs: xr.Dataset,
+) -> Comparison | None:
+    """The theory of each run from its initial weights; None where no theory covers the model.
+
+    Drop times are when the loss crosses the middle between two levels that the model visits.
+
+    - `sources`: what each run was trained on, the task of a population or the loss of a sample.
+    - `models`: the initial weights of each run.
+    - `runs`: the measured losses.
+    """
+    from iclflow.theory.predict import select  # SciPy's integrators: only when asked for
+
+    times, curves, predicted, measured = runs["time"].values, [], [], []
+    for i, (source, model) in enumerate(zip(sources, models, strict=True)):
+        engine = select(source, model)
+        if engine is None:
+            return None
+        found = engine(source, model)
+        expected = np.full(len(found.levels) - 1, np.nan)
+        expected[: len(found.times)] = found.times
+        curves.append(found.curve(times).loss)
+        predicted.append(expected)
+        middles = (found.levels[:-1] + found.levels[1:]) / 2
+        loss = runs["loss"].isel(seed=i).values
+        measured.append(first_crossings(times, loss, middles))
+    data = xr.Dataset(
+        {"loss": (("seed", "time"), np.stack(curves))},
+        coords={"seed": runs["seed"].values, "time": times},
+    )
+    return Comparison(data, _padded(predicted), _padded(measured))
+
+
+def _padded(rows: list[np.ndarray]) -> np.ndarray:
+    """Rows of different lengths as one array: two samples need not have as many drops."""
+    whole = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
+    for row, values in zip(whole, rows, strict=True):
+        row[: len(values)] = values
+    return whole

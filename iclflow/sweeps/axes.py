@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from iclflow.results.choices import require_choice
-from iclflow.study.fields import described
-from iclflow.study.options import MANY, short
+from iclflow.study.fields import MANY, described, short
 
 # Words of a table of values, with what they need; those of a law are drawn, one value a draw.
 RANGES = {"range": "[FIRST, LAST] or [FIRST, LAST, STEP]", "linear": "[FIRST, LAST]"}

@@ -12,8 +12,7 @@ import numpy as np
 from iclflow.results.choices import require_choice
 from iclflow.results.provenance import describe
 from iclflow.runs.record import QUANTITIES
-from iclflow.study.fields import SEEDS, described, from_names
-from iclflow.study.options import MANY, short
+from iclflow.study.fields import MANY, SEEDS, described, from_names, short
 from iclflow.study.settings import Settings, read_toml
 from iclflow.sweeps.axes import DRAW, Axis, cases_of, drawn, is_law, values_of, varies
 

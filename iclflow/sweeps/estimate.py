@@ -14,8 +14,7 @@ from iclflow.runs.batch import blank_state, choose
 from iclflow.runs.fused.engine import VMAP
 from iclflow.runs.plan import SMALL, Entry, batches
 from iclflow.runs.record import resolve
-from iclflow.study.settings import Settings
-from iclflow.study.sizes import save_count, task_size, weight_count
+from iclflow.study.settings import Settings, save_count, task_size, weight_count
 from iclflow.study.study import Study
 from iclflow.sweeps.cells import OF_LOSS, marks_of
 from iclflow.sweeps.design import Design
