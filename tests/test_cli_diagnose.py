@@ -10,7 +10,7 @@ import pytest
 from test_cli import call, refused
 from written_checkpoints import FAMILIES, save, write_safetensors
 
-from iclflow.cli.diagnose_curve import theory_of
+from iclflow.cli.diagnose import theory_of
 from iclflow.diagnosis import (
     diagnose_curve,
     diagnose_run,

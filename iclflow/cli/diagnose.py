@@ -7,15 +7,16 @@ lies in the same folder.
 """
 
 import argparse
+import json
+import sys
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.diagnose_checkpoints import diagnose_checkpoints
-from iclflow.cli.diagnose_curve import diagnose_a_curve
-from iclflow.cli.diagnose_output import require_free
-from iclflow.cli.diagnose_runs import diagnose_our_runs
+from iclflow.cli.console import print_json, progress
 from iclflow.cli.options import above_zero, add_settings, floats, names, positive, seed, typed
-from iclflow.cli.outputs import add_force
+from iclflow.cli.outputs import add_force, check_outputs
+from iclflow.results.terminal import printable
 from iclflow.study.fields import MODEL, TASK, described
 
 EXAMPLES = """examples:
@@ -122,3 +123,382 @@ def holds_losses_alone(path: Path) -> bool:
     if path.is_dir():
         return not has_checkpoints(path) and find_log(path) is not None
     return is_log(path)
+
+
+COLUMNS = {"in_context_loss": "in-context", "in_weight_loss": "in-weight"}
+
+
+def diagnose_our_runs(args: argparse.Namespace) -> int:
+    """Stages and algorithms of one seed, or of every seed of the file."""
+    from iclflow.diagnosis import diagnose_run, diagnose_runs, run_settings
+    from iclflow.diagnosis.identify import shifted
+    from iclflow.measures import Clock
+    from iclflow.study.settings import load_runs
+
+    path = args.paths[0]
+    runs = load_runs(path)
+    if not weights_recorded(runs):
+        return diagnose_losses(args, runs)
+    require_room(args, runs)
+    moved = args.test_context or args.test_spectrum or args.test_scale != 1
+    several = args.seed is None and runs.sizes.get("seed", 1) > 1
+    try:
+        on = None
+        if moved:
+            task = run_settings(runs).task()
+            on = shifted(
+                task, context=args.test_context, spectrum=args.test_spectrum, scale=args.test_scale
+            )
+        options: dict[str, Any] = {
+            "on": on, "clock": Clock(args.clock), "sequences": args.prompts
+        }  # fmt: skip
+        found = (
+            diagnose_runs(runs, **options)
+            if several
+            else diagnose_run(runs, seed=args.seed, **options)
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    singles = [found.sel(seed=seed) for seed in found["seed"].values] if several else [found]
+    if not several and "seed" in runs.dims:
+        chosen = runs["seed"].values[0] if args.seed is None else args.seed
+        singles = [found.assign_coords(seed=int(chosen))]
+    summary = {
+        "path": str(path),
+        "clock": found["time"].attrs["long_name"],
+        "runs": [summarise(single) for single in singles],
+        "levels": found["level_theory"].values,
+    }
+    finish(args, found, summary, "runs_figure" if several else "run_figure")
+    if not args.json:
+        for run in summary["runs"]:
+            show_run(run, several)
+    return 0
+
+
+def weights_recorded(runs: Any) -> bool:
+    """Whether a file of runs that says what it was trained on has the weights too."""
+    from iclflow.diagnosis import run_settings
+    from iclflow.models import empty_model
+
+    settings = run_settings(runs)
+    model = empty_model(settings.initialiser(settings.task()))
+    return all(name in runs for name in model.weights())
+
+
+def require_room(args: argparse.Namespace, runs: Any) -> None:
+    """Refuse prompts that would not fit in memory."""
+    from iclflow.diagnosis import run_settings
+    from iclflow.losses.memory import require_memory
+    from iclflow.study.settings import task_size
+
+    settings = run_settings(runs)
+    pairs = args.test_context or settings.context
+    needed = 8 * 8 * args.prompts * pairs * (task_size(settings) + 1)
+    require_memory(needed, f"{args.prompts} prompts of {pairs} pairs", "give fewer --prompts")
+
+
+def diagnose_losses(args: argparse.Namespace, runs: Any) -> int:
+    """What the loss alone can tell, of one seed."""
+    from iclflow.diagnosis import diagnose_curve, run_settings
+    from iclflow.diagnosis.runs import select_run, task_of
+    from iclflow.measures import Clock
+
+    run = select_run(runs, args.seed)
+    task = task_of(run, run_settings(runs))
+    found = diagnose_curve(
+        run["step"].values.astype(float), run["loss"].values, task=task, clock=Clock(args.clock)
+    )
+    print(
+        f"iclflow: {args.paths[0]} has no weights: stages of the loss alone; for the algorithms, "
+        f"iclflow simulate --from {args.paths[0]} --record loss,weights --out NEW.nc",
+        file=sys.stderr,
+    )
+    return report_curve(args, found)
+
+
+def summarise(found: Any) -> dict[str, Any]:
+    """One run ready for JSON."""
+    from iclflow.diagnosis import spells, stage_rows
+
+    drops = found["drop_time"].values[: int(found["drop_count"])]
+    last = int(found["loss"].notnull().values.nonzero()[0][-1])
+    names = found["candidate"].values.tolist()
+    return {
+        "seed": int(found["seed"]) if "seed" in found.coords else None,
+        "stages": stage_rows(found),
+        "drops": drops,
+        "algorithms": spells(found),
+        "final_distance": dict(zip(names, found["distance"].values[last], strict=True)),
+    }
+
+
+def show_run(run: dict[str, Any], several: bool) -> None:
+    """One line per stage, and the nearest algorithm through time."""
+    if several:
+        print(f"seed {run['seed']}")
+    tests = [name for name in COLUMNS if run["stages"] and name in run["stages"][0]]
+    extra = "".join(f" {COLUMNS[name]:>10}" for name in tests)
+    print(f"{'stage':>5} {'start':>10} {'end':>10} {'loss':>10}{extra} {'margin':>7}  algorithm")
+    for i, row in enumerate(run["stages"]):
+        times = f"{row['start']:>10.5g} {row['end']:>10.5g} {row['level']:>10.6f}"
+        extra = "".join(f" {row[name]:>10.4f}" for name in tests)
+        margin = (
+            "none" if isnan(row["margin"]) else f"{row['margin']:.3f}"
+        )  # nothing to confuse with
+        print(f"{i:>5} {times}{extra} {margin:>7}  {row['algorithm']}")
+    path = " > ".join(f"{s['algorithm']} (until {s['end']:.4g})" for s in run["algorithms"])
+    print(f"nearest algorithm over time: {path}")
+
+
+def diagnose_a_curve(args: argparse.Namespace) -> int:
+    """Plateaus of somebody's loss curve, and what the theory says comes next."""
+    from iclflow.diagnosis import diagnose_curve, read_curve
+    from iclflow.measures import Clock
+
+    steps, losses = read_curve(args.paths[0], args.column)
+    task, starts, rate = theory_of(args)
+    found = diagnose_curve(
+        steps, losses - args.floor, task=task, starts=starts, rate=rate, clock=Clock(args.clock)
+    )
+    return report_curve(args, found)
+
+
+def report_curve(args: argparse.Namespace, found: Any) -> int:
+    """The stages of a curve: written, drawn, shown."""
+    rows = [
+        {name: found[name].values[i].item()
+         for name in ("start", "end", "level", "confidence", "rises_to", "plateau_number",
+                      "gap", "matches")
+         if name in found}
+        for i in range(found.sizes["stage"])
+    ]  # fmt: skip
+    summary = {
+        "path": str(args.paths[0]),
+        "stages": rows,
+        "drops": found["drop_time"].values,
+        "falling": bool(found.attrs["falling"]),
+        "rising": bool(found.attrs["rising"]),
+        "not_finite": found.attrs["not_finite"],
+        "failed_at": found.attrs.get("failed_at"),
+        "levels": found["level_theory"].values,
+        "now": found.attrs.get("now"),
+        "next_drop": found["predicted"].values.tolist() if "predicted" in found else None,
+    }
+    finish(args, found, summary, "curve_figure")
+    if not args.json:
+        show_curve(found, rows)
+    return 0
+
+
+def theory_of(args: argparse.Namespace) -> tuple[Any, list[Any], float | None]:
+    """Task, drawn starts and rate, as far as the options state them."""
+    import jax
+
+    from iclflow.cli.options import settings_of
+    from iclflow.published import InitConvention, Options
+    from iclflow.published.weights import PublishedInitialiser, normalised
+
+    if args.spectrum is None:
+        for name in described():
+            if name != "seed" and getattr(args, name, None) is not None:
+                option = name.replace("_", "-")
+                raise ValueError(f"--{option} needs the task: give --spectrum and --context")
+        return None, [], None
+    settings = settings_of(args)
+    task = settings.task()
+    if args.scale is None and args.rate is None:
+        return task, [], None
+    if args.scale is None or args.rate is None:
+        raise ValueError("the next drop needs both --rate and --scale")
+    if settings.model not in ("merged", "separate"):
+        raise ValueError(f"drops are predicted for merged and separate, not {settings.model}")
+    keys = jax.random.split(jax.random.key(settings.seed), args.starts)
+    init, rate = settings.initialiser(task), float(args.rate)
+    if args.convention == "published":
+        kind = "attnS" if settings.model == "separate" else "attnM"
+        options = Options(
+            model=kind, head_num=settings.heads, rank=settings.rank, init=settings.scale,
+            in_dim=task.size, seq_len=settings.context + 1,
+        )  # fmt: skip
+        init = PublishedInitialiser(options, InitConvention.FIGURES)
+        scaled = [normalised(init(key), rate, settings.context) for key in keys]
+        return task, [model.reduce() for model, _ in scaled], scaled[0][1]  # pyright: ignore
+    return task, [init(key).reduce() for key in keys], rate  # pyright: ignore
+
+
+def show_curve(found: Any, rows: list[dict[str, Any]]) -> None:
+    """The stages, and the next drop, in lines."""
+    for i, row in enumerate(rows):
+        text = f"stage {i}: step {row['start']:.5g} to {row['end']:.5g}, loss {row['level']:.6f}"
+        if isfinite(row["rises_to"]):
+            text += f" and rising to {row['rises_to']:.6f}: no plateau"
+        elif "gap" in row:
+            near = "" if row["matches"] else "no plateau of the theory, the nearest is "
+            text += f", {near}plateau {row['plateau_number']}"
+            text += f"{' of the theory' * row['matches']} {row['gap']:+.6f}"
+        print(text)
+    if "failed_at" in found.attrs:
+        at = f"{found.attrs['failed_at']:.5g}"
+        print(f"the loss is not finite from step {at} on: the training failed")
+        return
+    if found.attrs["not_finite"]:
+        print(f"{found.attrs['not_finite']} losses are not finite and were left out")
+    if found.attrs["rising"]:
+        print("the loss rises at the end: no drop is predicted")
+        return
+    if "now" in found.attrs:
+        doing = "falling to" if found.attrs["falling"] else "on"
+        print(f"now {doing} plateau {found.attrs['now']} of {found.sizes['plateau'] - 1}")
+    elif "matches" in found:
+        print("the last stage is on no plateau of the theory: no drop is predicted")
+    if "predicted" not in found:
+        return
+    if found.sizes["next"] == 0:
+        print("the theory has no further drop")
+        return
+    low, middle, high = found["predicted"].values[0]
+    if middle != middle:
+        print(f"next drop: later than for every one of {found.attrs['starts']} starts by theory")
+    else:
+        print(f"next drop: step {middle:.5g} (10-90%: {low:.5g} to {high:.5g})")
+
+
+def diagnose_checkpoints(args: argparse.Namespace) -> int:
+    """Measures of every head over a series of checkpoints."""
+    from iclflow import checkpoints
+
+    if args.hf is not None:
+        series = checkpoints.hub_series(args.hf, args.revisions)
+    else:
+        series = checkpoints.find_series(*args.paths)
+    measures = args.measures or checkpoints.DEFAULT_MEASURES
+    if args.show is not None and args.show not in measures:
+        raise ValueError(f"--show {args.show} is not measured; there are {', '.join(measures)}")
+    with progress("reading checkpoints", quiet=args.json) as report:
+        data = checkpoints.measure_series(
+            series,
+            measures=measures,
+            rank=args.subspace,
+            heads=args.heads,
+            stack=args.stack,
+            keep_going=args.keep_going,
+            progress=lambda done, total, label: report(done, total),
+        )
+    losses = losses_beside(args)
+    data = checkpoints.mark_stages(data, **losses)
+    problems = json.loads(data.attrs["problems"])
+    # With NaN: a head whose weights are not finite must not be averaged away.
+    last = data[list(measures)].isel(step=-1).mean(("layer", "head"), skipna=False)
+    summary = {
+        "family": data.attrs["family"],
+        "steps": data["step"].values,
+        "layers": data.sizes["layer"],
+        "heads": data.sizes["head"],
+        "notes": json.loads(data.attrs["notes"]),
+        "problems": problems,
+        "integrity": json.loads(data.attrs["integrity"]),
+        "not_finite": json.loads(data.attrs["not_finite"]),
+        "stages": json.loads(data.attrs.get("stages", "[]")),
+        "log": str(args.log) if losses else None,
+        "marks": [
+            {"step": float(t), "source": str(s)}
+            for t, s in zip(data["mark"].values, data["mark_source"].values, strict=True)
+        ],
+        "last": {
+            name: {str(c): float(last[name].sel(circuit=c)) for c in data["circuit"].values}
+            for name in measures
+        },
+    }
+    finish(args, data, summary, "checkpoints_figure", args.show or measures[0])
+    if not args.json:
+        show_checkpoints(summary)
+    for doubt in summary["integrity"]:
+        print(f"iclflow: warning: {printable(doubt)}", file=sys.stderr)
+    if summary["not_finite"]:
+        first, *others = summary["not_finite"]
+        more = f" (and {len(others)} more, see --json)" if others else ""
+        print(f"iclflow: warning: {printable(first)}{more}", file=sys.stderr)
+    for problem in problems:
+        print(f"iclflow: {printable(problem)}", file=sys.stderr)
+    # As for a report some of whose figures failed: 1 is a result with parts missing, 2 is none.
+    return 1 if problems else 0
+
+
+def losses_beside(args: argparse.Namespace) -> dict[str, Any]:
+    """Steps and losses of --log, or of the log in the folder of the checkpoints."""
+    from iclflow.diagnosis import find_log, read_curve
+
+    asked = args.log is not None
+    if not asked:
+        folders = [Path(path) for path in args.paths if Path(path).is_dir()]
+        args.log = next((log for log in map(find_log, folders) if log is not None), None)
+    if args.log is None:
+        return {}
+    try:
+        steps, losses = read_curve(args.log, args.column)
+    except ValueError as error:
+        if asked:
+            raise
+        print(f"iclflow: warning: without a loss: {printable(error)}", file=sys.stderr)
+        return {}
+    return {"steps": steps, "losses": losses}
+
+
+def show_checkpoints(summary: dict[str, Any]) -> None:
+    """The measures of the last step, the notes and the marks, in lines."""
+    steps = summary["steps"]
+    print(
+        f"{summary['family']} names, {summary['layers']} layers of {summary['heads']} heads, "
+        f"{len(steps)} steps from {steps[0]} to {steps[-1]}"
+    )
+    for name, values in summary["last"].items():
+        shown = ", ".join(f"{circuit} {value:.4g}" for circuit, value in values.items())
+        print(f"{name} at the end, mean over heads: {shown}")
+    for line in summary["stages"]:
+        print(f"loss, {printable(line)}")
+    for name, note in summary["notes"].items():
+        print(f"{printable(name)}: {printable(note)}")
+    for mark in summary["marks"]:
+        print(f"step {mark['step']:.6g}: {mark['source']}")
+
+
+ELSEWHERE = ("out", "plot", "json", "command", "force")  # options that do not change what is found
+
+
+def diagnosis_key(args: argparse.Namespace) -> str:
+    """A name for what is asked of which files: the same command on the same files, the same key."""
+    from iclflow.results.provenance import content_key
+
+    asked = {k: str(v) for k, v in vars(args).items() if k not in ELSEWHERE}
+    files = [Path(path) for path in args.paths if Path(path).is_file()]
+    states = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+    return content_key(["diagnose", asked, states])
+
+
+def require_free(args: argparse.Namespace) -> None:
+    """Refuse before any work what could not be written after it."""
+    from iclflow.results.netcdf import check_free
+
+    check_outputs(args, (".nc",), args.paths)
+    if args.out is not None and not args.force:
+        check_free(args.out, diagnosis_key(args))
+
+
+def finish(
+    args: argparse.Namespace, found: Any, summary: dict[str, Any], figure: str, *options: Any
+) -> None:
+    """Write what was asked for."""
+    from iclflow.results.netcdf import replace
+
+    if args.out is not None:
+        replace(found.assign_attrs(content_key=diagnosis_key(args)), args.out)
+        summary["out"] = str(args.out)
+    if args.plot is not None:
+        from iclflow.plots import diagnose
+        from iclflow.results.pictures import save_figure
+
+        save_figure(getattr(diagnose, figure)(found, *options), args.plot)
+        summary["plot"] = str(args.plot)
+    if args.json:
+        print_json(summary)

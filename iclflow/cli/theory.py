@@ -8,9 +8,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli import theory_depth, theory_linear_transformer
 from iclflow.cli.console import print_json
-from iclflow.cli.options import add_settings, settings_of
+from iclflow.cli.options import above_zero, add_settings, settings_of, typed
 from iclflow.cli.outputs import add_force, check_outputs
 from iclflow.study.fields import DEEP, MODEL, TASK
 
@@ -29,7 +28,7 @@ ROWS = 16  # of a table; the rest is in --json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The task and model options of `simulate`."""
     add_settings(parser, TASK, MODEL, only=("seed", "eigen_seed"))
-    theory_linear_transformer.add_arguments(parser)
+    add_linear_transformer(parser)
     out = parser.add_argument_group("output")
     out.add_argument("--from", dest="file", metavar="FILE", help="TOML or run.nc; options win")
     out.add_argument("--plot", type=Path, metavar="FILE.png", help="draw levels and staircase")
@@ -42,10 +41,10 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_of(args)
     check_outputs(args, (), [] if args.file is None else [args.file])
     if settings.model == "linear-transformer":
-        return theory_linear_transformer.run(args, settings)
-    theory_linear_transformer.refuse_options(args)
+        return run_linear_transformer(args, settings)
+    refuse_options(args)
     if settings.model in DEEP.values():
-        return theory_depth.run(args, settings)
+        return run_depth(args, settings)
     import jax
 
     from iclflow.theory.predict import predict
@@ -151,3 +150,167 @@ def show_drops(console: Any, found: dict[str, Any]) -> None:
         shown = "–" if paper != paper else f"{paper:.5g}"
         table.add_row(str(i + 1), f"{time:.6g}", head, condition, f"{durations[i]:.5g}", shown)
     console.print(table)
+
+
+def run_depth(args: argparse.Namespace, settings: Any) -> int:
+    """Evaluate the formulas and report."""
+    if args.plot is not None:
+        raise ValueError("the theory of several layers has no picture; leave --plot out")
+    from iclflow.theory.depth import depth_summary
+
+    found = depth_summary(settings.task(), settings.layers or 2) | {"notes": notes_of(settings)}
+    if args.json:
+        print_json(found)
+    else:
+        show_depth(found)
+    return 0
+
+
+def notes_of(settings: Any) -> list[str]:
+    """What these numbers do not say, in words."""
+    found = ["the drops of several layers are not predicted from the initial weights"]
+    if settings.fixed_fraction > 0:
+        found.append("with a fixed task only its second moment is known here")
+    return found
+
+
+def show_depth(found: dict[str, Any]) -> None:
+    """Tables on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table("loss", "tied", "untied", title=f"{found['layers']} layers: least losses")
+    untied = ", ".join(f"{x:.6f}" for x in found["untied_losses"])
+    table.add_row(found["covers"], f"{found['tied_loss']:.6f}", untied)
+    rows = {"layers proportional to the inverse of Λ": "isotropic", "D, N → ∞": "asymptotic"}
+    for title, name in rows.items():
+        tied, best = (found[f"{name}_{kind}_loss"] for kind in ("tied", "untied"))
+        table.add_row(title, f"{tied:.6f}", f"{best:.6f}")
+    console.print(table)
+    steps = ", ".join(f"{x:.4f}" for x in found["isotropic_untied_steps"])
+    console.print(f"steps g: tied {found['isotropic_tied_step']:.4f}; untied {steps}")
+    if found["plateau_table"] is not None:
+        size = len(found["plateau_table"])
+        table = Table("r0 \\ r1", *map(str, range(size)), title="plateaus L*(r0, r1)")
+        for rank, row in enumerate(found["plateau_table"]):
+            table.add_row(str(rank), *(f"{x:.5f}" for x in row))
+        console.print(table)
+        levels = ", ".join(f"{x:.6f}" for x in found["tied_levels"])
+        console.print(f"tied layers, 0 … {size - 1} heads: {levels}")
+    if found["second_drop_rates"] is not None:
+        first, second = found["second_drop_rates"]
+        console.print(
+            f"rate of an idle layer at the one-layer optimum: {first:.4g} (the first layer), "
+            f"{second:.4g} (the second)"
+        )
+    for note in found["notes"]:
+        console.print(f"note: {note}", markup=False)
+
+
+LINEAR_TRANSFORMER = ("query_init", "epoch_rate")
+
+
+def add_linear_transformer(parser: argparse.ArgumentParser) -> None:
+    """Options that only the linear transformer has."""
+    group = parser.add_argument_group("linear-transformer")
+    group.add_argument(
+        "--query-init", type=typed(float), metavar="Q", help="q1 = Q * I (default: as p2, --scale)"
+    )
+    group.add_argument(
+        "--epoch-rate", type=above_zero, metavar="ETA_P",
+        help="rate times tasks an epoch; times are then epochs (default 1: times t/tau)",
+    )  # fmt: skip
+
+
+def refuse_options(args: argparse.Namespace) -> None:
+    """Raise `ValueError` if one of these options was given for another model."""
+    for name in LINEAR_TRANSFORMER:
+        if getattr(args, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} needs --model linear-transformer")
+
+
+def run_linear_transformer(args: argparse.Namespace, settings: Any) -> int:
+    """Evaluate both theories, report, draw."""
+    from iclflow.theory.linear_transformer import (
+        TransformerModes,
+        transformer_curves,
+        transformer_summary,
+    )
+
+    modes = TransformerModes.of(settings.task())
+    start = None
+    if args.scale is not None or args.query_init is not None or args.file is not None:
+        second = settings.scale if args.query_init is None else args.query_init
+        start = (settings.scale, second)
+    rate = 1.0 if args.epoch_rate is None else args.epoch_rate
+    found = transformer_summary(modes, start, epoch_rate=rate)
+    if args.plot is not None:
+        if start is None:
+            raise ValueError("a plot over time needs a start; give --scale, for example 0.01")
+        draw_linear_transformer(found, transformer_curves(modes, start), args.plot)
+    if args.json:
+        print_json(found)
+    else:
+        show_linear_transformer(found)
+    return 0
+
+
+def draw_linear_transformer(found: dict[str, Any], curves: dict[str, Any], path: Path) -> None:
+    """a(t) and loss of both theories."""
+    import xarray as xr
+
+    from iclflow.plots.theory import transformer_figure
+    from iclflow.results.pictures import save_figure
+
+    dims = {1: ("time",), 2: ("time", "mode")}
+    data = xr.Dataset(
+        {name: (dims[values.ndim], values) for name, values in curves.items() if name != "time"},
+        {"time": curves["time"], "eigenvalue": ("mode", found["eigenvalues"])},
+    )
+    data["a_optimum"] = ("mode", found["a_optimum"])
+    data["optimum_loss"] = found["optimum_loss"]
+    save_figure(transformer_figure(data.assign_attrs(epoch_rate=found["epoch_rate"])), path)
+
+
+def show_linear_transformer(found: dict[str, Any]) -> None:
+    """Tables on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    clock = "t/τ" if found["epoch_rate"] == 1 else "epochs"
+    columns = {
+        "s": "eigenvalues",
+        "τ_α": "timescales",
+        "a∞ (11)": "a_infinity",
+        "a first": "overshoot",
+        "a best": "a_optimum",
+        "t*": "escape_times",
+        "t½ (13)": "paper_half_times",
+        "t½ exact": "exact_half_times",
+    }
+    shown = {title: found[name] for title, name in columns.items() if name in found}
+    table = Table("mode", *shown, title=f"the paper's theory and the exact one; times in {clock}")
+    for i, row in enumerate(zip(*shown.values(), strict=True)):
+        table.add_row(str(i + 1), *(f"{x:.4g}" for x in row))
+    console.print(table)
+    table = Table("loss (with ½)", "value")
+    for title, name in (
+        ("at zero weights", "initial_loss"),
+        ("paper's final loss (14)", "paper_final_loss"),
+        ("least loss, exact", "optimum_loss"),
+    ):
+        table.add_row(title, f"{found[name]:.6f}")
+    console.print(table)
+    inactive = found["active"].count(False)
+    console.print(
+        f"a∞ differs from the best a by up to {found['fixed_point_error']:.2%}; a mode goes to "
+        f"'a first' when it is learned; the slowest drift takes {found['drift_time']:.4g} {clock}"
+        + (f"; {inactive} modes are not worth learning" if inactive else "")
+    )
+    if "paper_error" in found:
+        console.print(
+            f"(13) differs from the exact a(t) by up to {found['paper_error']:.2%} of a∞ on the way"
+        )
