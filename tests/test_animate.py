@@ -10,7 +10,7 @@ import xarray as xr
 
 import iclflow as icl
 from iclflow.cli import main
-from iclflow.diagnosis.scene import film_scene
+from iclflow.diagnosis.film import film_scene
 from iclflow.plots.weights import weights_film
 from iclflow.results import movies
 from iclflow.results.netcdf import load

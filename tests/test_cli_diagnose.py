@@ -16,10 +16,10 @@ from iclflow.diagnosis import (
     diagnose_run,
     diagnose_runs,
     measure_along,
-    read_curve,
     stage_rows,
 )
-from iclflow.diagnosis.identify import LEAST_SQUARES
+from iclflow.checkpoints import read_curve
+from iclflow.diagnosis.candidates import LEAST_SQUARES
 from iclflow.models import Separate
 from iclflow.results.netcdf import load
 from iclflow.results.netcdf import save as store

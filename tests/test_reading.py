@@ -15,7 +15,8 @@ from written_checkpoints import lens, llama, save, write_safetensors
 
 from iclflow.checkpoints import CheckpointError, find_layout, find_series, open_checkpoint
 from iclflow.checkpoints import measure_series as measured
-from iclflow.diagnosis import diagnose_curve, read_curve
+from iclflow.checkpoints import read_curve
+from iclflow.diagnosis import diagnose_curve
 from iclflow.results import reading
 from iclflow.results.netcdf import load
 from iclflow.results.terminal import printable

@@ -11,7 +11,7 @@ from matplotlib import pyplot
 import iclflow as icl
 from iclflow.cli import main
 from iclflow.diagnosis import diagnose_run, diagnose_runs, measure_along
-from iclflow.diagnosis.scene import film_scene
+from iclflow.diagnosis.film import film_scene
 from iclflow.explorer.payload import payload
 from iclflow.plots.diagnose import checkpoints_figure, run_figure, runs_figure
 from iclflow.plots.losses import loss_figure

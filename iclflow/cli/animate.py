@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw the film and say what it shows."""
-    from iclflow.diagnosis.scene import film_scene
+    from iclflow.diagnosis.film import film_scene
     from iclflow.losses.memory import require_memory
     from iclflow.plots.weights import weights_film
     from iclflow.results import movies

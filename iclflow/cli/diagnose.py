@@ -117,8 +117,8 @@ def run(args: argparse.Namespace) -> int:
 
 def holds_losses_alone(path: Path) -> bool:
     """A log, or a folder with a log and no weights."""
+    from iclflow.checkpoints.logs import find_log, is_log
     from iclflow.checkpoints.series import has_checkpoints
-    from iclflow.diagnosis.logs import find_log, is_log
 
     if path.is_dir():
         return not has_checkpoints(path) and find_log(path) is not None
@@ -131,7 +131,7 @@ COLUMNS = {"in_context_loss": "in-context", "in_weight_loss": "in-weight"}
 def diagnose_our_runs(args: argparse.Namespace) -> int:
     """Stages and algorithms of one seed, or of every seed of the file."""
     from iclflow.diagnosis import diagnose_run, diagnose_runs, run_settings
-    from iclflow.diagnosis.identify import shifted
+    from iclflow.diagnosis.candidates import shifted
     from iclflow.measures import Clock
     from iclflow.study.settings import load_runs
 
@@ -253,7 +253,8 @@ def show_run(run: dict[str, Any], several: bool) -> None:
 
 def diagnose_a_curve(args: argparse.Namespace) -> int:
     """Plateaus of somebody's loss curve, and what the theory says comes next."""
-    from iclflow.diagnosis import diagnose_curve, read_curve
+    from iclflow.checkpoints import read_curve
+    from iclflow.diagnosis import diagnose_curve
     from iclflow.measures import Clock
 
     steps, losses = read_curve(args.paths[0], args.column)
@@ -427,7 +428,7 @@ def diagnose_checkpoints(args: argparse.Namespace) -> int:
 
 def losses_beside(args: argparse.Namespace) -> dict[str, Any]:
     """Steps and losses of --log, or of the log in the folder of the checkpoints."""
-    from iclflow.diagnosis import find_log, read_curve
+    from iclflow.checkpoints import find_log, read_curve
 
     asked = args.log is not None
     if not asked:

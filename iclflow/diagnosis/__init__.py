@@ -2,8 +2,6 @@
 
 from iclflow.diagnosis.along import measure_along as measure_along
 from iclflow.diagnosis.curves import diagnose_curve as diagnose_curve
-from iclflow.diagnosis.logs import find_log as find_log
-from iclflow.diagnosis.logs import read_curve as read_curve
 from iclflow.diagnosis.runs import diagnose_run as diagnose_run
 from iclflow.diagnosis.runs import diagnose_runs as diagnose_runs
 from iclflow.diagnosis.runs import run_settings as run_settings

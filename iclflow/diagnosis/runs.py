@@ -1,24 +1,124 @@
 """Our own runs: stages of the loss, the in-context algorithm of each, geometry of the weights."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
-from iclflow.diagnosis.geometry import geometry
 from iclflow.diagnosis.identify import best_match, identify
-from iclflow.diagnosis.padding import pad_seeds
-from iclflow.measures import Clock, Stages, find_stages, stages_dataset
-from iclflow.models import AbstractInitialiser, AbstractModel
+from iclflow.measures import (
+    Clock,
+    Stages,
+    assign_heads,
+    effective_rank,
+    find_stages,
+    head_alignment,
+    head_contributions,
+    head_parallelism,
+    singular_values,
+    stages_dataset,
+)
+from iclflow.models import AbstractInitialiser, AbstractModel, Separate
 from iclflow.runs.labels import STEPS, TIME, in_order, is_timed
 from iclflow.runs.record import recorded_models
 from iclflow.study.settings import Settings
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.task import Task
+from iclflow.theory import Modes
 from iclflow.theory.predict import covered_levels
+
+LEARNED = 0.1  # share of a mode that a head must make to be the head of that mode
+
+
+def geometry(models: AbstractModel, task: AbstractTask) -> dict[str, Any]:
+    """Variables over time: effective rank; alignment (separate) or parallelism (merged)."""
+    part = jax.vmap(lambda m: m.as_attention())(models)
+    if part is None:
+        return {}
+    label = {"long_name": "effective rank of the effective weights", "units": "1"}
+    found: dict[str, Any] = {"effective_rank": ("time", np.asarray(_ranks(part)), label)}
+    if isinstance(part, Separate) and isinstance(task, Task):
+        found["alignment"] = (("time", "component"), _alignment(part, task))
+    elif not isinstance(part, Separate):
+        found["parallelism"] = ("time", np.asarray(_parallelism(part)))
+    return found
+
+
+def _alignment(models: Separate, task: Task) -> Float[np.ndarray, "T D"]:
+    """Share of each eigenvector in the keys of the head that ends up with it; NaN if none does.
+
+    The eigenvectors are in the order of their eigenvalues, largest first.
+    """
+    basis = task.largest_first().basis
+
+    def contributions(model: Separate) -> Float[Array, "H D"]:
+        return head_contributions(model.values[:, 0, 0], model.keys, model.queries, basis)
+
+    last = np.abs(np.asarray(contributions(jax.tree.map(lambda a: a[-1], models))))
+    if models.keys.shape[2] > 1:  # a head of rank R may learn several: the strongest for each
+        heads = np.argmax(last, axis=0)
+        heads[last.max(axis=0) <= 0] = -1
+    else:
+        heads = assign_heads(last)
+    weights = Modes.of(task.in_context()).weight(range(Modes.of(task.in_context()).rank))
+    needed = LEARNED * np.abs(np.asarray(jnp.diagonal(basis.T @ weights @ basis)))
+    columns = np.arange(task.size)
+    heads = np.where(last[heads, columns] > needed, heads, -1)
+    table = np.asarray(_head_alignments(models, basis))
+    return np.where(heads[None] >= 0, table[:, heads, columns], np.nan)
+
+
+@jax.jit
+def _ranks(models: Any) -> Float[Array, " T"]:
+    return jax.vmap(lambda m: effective_rank(singular_values(m.reduced_weights()[0, 0])))(models)
+
+
+@jax.jit
+def _parallelism(models: Any) -> Float[Array, " T"]:
+    return jax.vmap(lambda m: head_parallelism(m.key_query()))(models)
+
+
+@jax.jit
+def _head_alignments(models: Separate, basis: Float[Array, "D D"]) -> Float[Array, "T H D"]:
+    return jax.vmap(lambda m: head_alignment(m.keys, basis))(models)
+
+
+def pad_seeds(singles: Sequence[xr.Dataset], seeds: Sequence[int]) -> xr.Dataset:
+    """Datasets of single runs along a new dimension `seed`, each dimension as long as the longest.
+
+    Numbers are padded with NaN, names with ""; counts [seed] say how many are real. A dimension
+    with labels (time, candidate) keeps the longest list of them.
+    """
+    sizes = {
+        str(dim): max(single.sizes.get(dim, 0) for single in singles)
+        for dim in dict.fromkeys(d for single in singles for d in single.dims)
+    }
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(str(n) for single in singles for n in single.data_vars):
+        arrays = [single[name] for single in singles if name in single]
+        dims = tuple(str(d) for d in arrays[0].dims)
+        if name == "level_theory" or dims == ("candidate",):
+            found[name] = arrays[0]
+            continue
+        words = arrays[0].dtype.kind in "UO"
+        shape = (len(singles), *(sizes[d] for d in dims))
+        whole = np.full(shape, "", object) if words else np.full(shape, np.nan)
+        for i, single in enumerate(singles):
+            if name in single:
+                values = single[name].values
+                whole[(i, *(slice(n) for n in values.shape))] = values
+        counts = not dims and arrays[0].dtype.kind == "i"
+        values = whole.astype(str if words else int) if words or counts else whole
+        found[name] = (("seed", *dims), values, arrays[0].attrs)
+    longest = max(singles, key=lambda single: single.sizes["time"])
+    coords = {str(name): longest[name] for name in longest.coords if name in longest.dims}
+    data = xr.Dataset(found, attrs=singles[0].attrs)
+    return data.assign_coords(coords).assign_coords(seed=list(seeds))
+
 
 RECORD = "record them, for example iclflow simulate --record loss,weights --out run.nc"
 TESTS = ("in_context_loss", "in_weight_loss")  # what a run with a fixed task records of itself

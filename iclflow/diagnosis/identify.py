@@ -1,4 +1,9 @@
-"""Distances of models to the candidates, the best match and its margin."""
+"""Which in-context algorithm a model runs: its distance to each candidate, over training.
+
+The distance of two predictors is (E(ŷ - ŷ')²/E[y²])^(1/2) on prompts of a task. Between a linear
+model and a candidate that is linear in the features S ⊗ x_q or in x_q alone it is exact, from
+population moments; everything else is compared on one set of sampled prompts.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,20 +13,18 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from iclflow.diagnosis.identify.candidates import (
+from iclflow.diagnosis.candidates import (
     candidates,
     component_sets,
-    merge_equal,
-    partial_group,
-    ridges_of,
-)
-from iclflow.diagnosis.identify.prompts import (
     draw_prompts,
+    feature_space,
+    merge_equal,
     own_predictions,
+    partial_group,
     predict,
     predict_stacked,
+    ridges_of,
 )
-from iclflow.diagnosis.identify.space import feature_space
 from iclflow.losses import Population
 from iclflow.models import AbstractLinearModel, AbstractModel
 from iclflow.tasks.prompts import StackedPrompts

@@ -1,24 +1,28 @@
-"""The in-context algorithms of a task, by name."""
+"""The in-context algorithms of a task, by name, and what they are compared by.
 
-from collections.abc import Mapping
-from typing import TypeVar
+Linear candidates are vectors in a space with the norm of the population moments (`Space`); the
+others are compared on prompts that are drawn once (`draw_prompts`).
+"""
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 from scipy.optimize import linear_sum_assignment
 
-from iclflow.diagnosis.identify.prompts import (
-    draw_prompts,
-    predict,
-    predict_stacked,
-    targets_of,
-)
+from iclflow.linalg import gaussian_moment, packed_pairs
+from iclflow.losses import FullFeatures, Population, ReducedFeatures, population_moments
 from iclflow.losses.population import LengthMoments
-from iclflow.models import AbstractModel
-from iclflow.tasks.prompts import StackedPrompts
-from iclflow.tasks.task import Task
+from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
+from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.inputs import Gaussian
+from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.prompts import PromptSet, StackedPrompts
+from iclflow.tasks.task import ContextLabels, Task
 from iclflow.tasks.task_vectors import Normal, Pool
 from iclflow.theory import (
     AbstractPredictor,
@@ -32,6 +36,150 @@ from iclflow.theory import (
     gradient_step,
     zero_predictor,
 )
+
+FULL_LIMIT = 4096  # features whose moments are worth the memory
+
+
+class Space(eqx.Module):
+    """Predictors linear in (φ, x_q) as vectors, with the population's E[(φ, x_q)(φ, x_q)ᵀ]."""
+
+    gram: Float[Array, "F F"]
+    map: FullFeatures | ReducedFeatures
+    size: int = eqx.field(static=True)
+
+    def vector(self, predictor: AbstractModel) -> Float[Array, " F"]:
+        """The weights of a predictor on (φ, x_q)."""
+        if isinstance(predictor, InWeight):
+            zeros = jnp.zeros(self.gram.shape[0] - self.size, self.gram.dtype)
+            return jnp.concatenate([zeros, predictor.task_matrix[0]])
+        assert isinstance(predictor, AbstractLinearModel)
+        weights = self.map.weights(predictor)[0].reshape(-1)
+        return jnp.concatenate([weights, jnp.zeros(self.size, weights.dtype)])
+
+    def squared_distances(
+        self, models: AbstractModel, predictor: AbstractModel, moved: bool
+    ) -> Float[np.ndarray, " T"]:
+        """E(ŷ - ŷ')² of every model to a predictor (`moved`: one predictor for each model)."""
+        return np.maximum(np.asarray(self._squares(models, predictor, moved)), 0.0)
+
+    @eqx.filter_jit
+    def _squares(
+        self, models: AbstractModel, predictor: AbstractModel, moved: bool
+    ) -> Float[Array, " T"]:
+        ours = jax.vmap(self.vector)(models)
+        theirs = jax.vmap(self.vector)(predictor) if moved else self.vector(predictor)[None]
+        change = ours - jnp.broadcast_to(theirs, ours.shape)
+        return jnp.sum((change @ self.gram) * change, axis=1)
+
+
+def feature_space(models: AbstractModel, task: Task) -> Space | None:
+    """The space in which the models and the linear candidates are vectors, if it is known."""
+    if not isinstance(models, AbstractLinearModel):
+        return None
+    mean = task.tasks.mean
+    full = models.blocks is Blocks.FULL
+    count = (FullFeatures() if full else ReducedFeatures()).count(task)
+    if count > FULL_LIMIT or (full and not isinstance(task.inputs, Gaussian)):
+        return None
+    if task.context_labels is ContextLabels.NOISE:
+        mean = jnp.zeros_like(mean)
+    if full:
+        second, cross = population_moments(task).second, _full_cross(task, mean[0])
+    else:
+        population = Population(task)
+        second = jnp.kron(population.second, population.covariance)
+        correlation = LengthMoments.of(task).pairs * task.covariance @ mean[0]
+        cross = jnp.kron(correlation[:, None], task.covariance)
+    gram = jnp.block([[second, cross], [cross.T, task.covariance]])
+    return Space(gram, FullFeatures() if full else ReducedFeatures(), task.size)
+
+
+def _full_cross(task: Task, mean: Float[Array, " D"]) -> Float[Array, "F D"]:
+    """`E[S_ab x_c x_d]`: the context's ⟨n/z⟩ E[C_ab] Λ_cd and the query token's fourth moment."""
+    size, lengths, covariance = task.size, LengthMoments.of(task), task.covariance
+    labels = jnp.einsum("ocod,cd->", task.second_moment(), covariance) + task.label_noise**2
+    if task.context_labels is ContextLabels.NOISE:
+        labels = jnp.ones_like(labels)
+    row = (covariance @ mean)[None]
+    token = jnp.block([[covariance, row.T], [row, labels[None, None]]])
+    a, b = (jnp.asarray(i)[:, None, None] for i in packed_pairs(size + 1))
+    c, d = jnp.arange(size)[None, :, None], jnp.arange(size)[None, None, :]
+    padded = jnp.pad(covariance, ((0, 1), (0, 1)))  # the query's label slot is 0
+    four = gaussian_moment(padded, jnp.zeros(size + 1), a, b, c, d)
+    both = lengths.pairs * token[a, b] * covariance[c, d] + lengths.query * four
+    return both.reshape(-1, size)
+
+
+def shifted(
+    task: Task,
+    *,
+    context: int | None = None,
+    spectrum: Sequence[float] | Float[np.ndarray, " D"] | None = None,
+    scale: float = 1.0,
+) -> Task:
+    """The task with another context length, other eigenvalues, or x multiplied by `scale`."""
+    changes: dict[str, Any] = {} if context is None else {"context": context}
+    if context is not None and task.lengths != (task.context,):
+        changes["lengths"] = (context,)
+    eigenvalues = np.asarray(task.spectrum if spectrum is None else spectrum, float)
+    if eigenvalues.shape != task.spectrum.shape:
+        raise ValueError(
+            f"the shifted spectrum needs {task.size} eigenvalues (one for each eigenvector), "
+            f"got {eigenvalues.size}"
+        )
+    return task.replace(spectrum=eigenvalues * scale**2, **changes)
+
+
+def draw_prompts(task: AbstractTask, sequences: int, seed: int) -> StackedPrompts:
+    """One set of independent prompts, on which predictors are compared."""
+    drawn = PromptSet(task, jax.random.key(seed), sequences, exact=False)
+    return StackedPrompts(drawn.prompts(), task.lengths)
+
+
+def each(
+    prompts: StackedPrompts, function: Callable[[Prompt], Float[Array, ""]]
+) -> Float[Array, " P"]:
+    """A function of every prefix of every prompt, in a row."""
+    return prompts.prefixes(function, jnp.arange(prompts.count)).reshape(-1)
+
+
+def targets_of(prompts: StackedPrompts) -> Float[np.ndarray, " P"]:
+    """What the predictors should say."""
+    return np.asarray(_targets(prompts))
+
+
+@eqx.filter_jit
+def _targets(prompts: StackedPrompts) -> Float[Array, " P"]:
+    return each(prompts, lambda prompt: prompt.target[0])
+
+
+@eqx.filter_jit
+def predict(prompts: StackedPrompts, predictor: AbstractModel) -> Float[Array, " P"]:
+    """The predictions of one predictor."""
+    return each(prompts, lambda prompt: predictor(prompt)[0])
+
+
+@eqx.filter_jit
+def predict_stacked(prompts: StackedPrompts, models: AbstractModel) -> Float[Array, "T P"]:
+    """The predictions of models with a leading axis, one after another."""
+    return jax.lax.map(lambda model: predict(prompts, model), models)
+
+
+@eqx.filter_jit
+def own_predictions(
+    models: AbstractModel, space: Space | None, prompts: StackedPrompts
+) -> Float[Array, "T P"]:
+    """Predictions of the models: a product with the features where they are linear in them."""
+    if space is None:
+        return predict_stacked(prompts, models)
+
+    def features(prompt: Prompt) -> Float[Array, " F"]:
+        return jnp.outer(space.map.statistic(prompt), prompt.query).reshape(-1)
+
+    rows = prompts.prefixes(features, jnp.arange(prompts.count))
+    weights = jax.vmap(space.vector)(models)[:, : rows.shape[-1]]
+    return weights @ rows.reshape(-1, rows.shape[-1]).T
+
 
 LEAST_SQUARES = "least squares (= PCR-D)"
 DESCENT_STEPS = (2, 4, 8)
