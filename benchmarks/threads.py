@@ -10,8 +10,7 @@ import jax
 import numpy as np
 
 from iclflow.checkpoints import Factors
-from iclflow.checkpoints.measures import Plan, measure_heads
-from iclflow.checkpoints.threads import one_thread
+from iclflow.checkpoints.measures import Plan, measure_heads, one_thread
 
 HEADS, WIDTH, SIZE, REPEATS = 12, 768, 64, 5
 

@@ -23,8 +23,8 @@ from iclflow.checkpoints import (
     hub_series,
     mark_stages,
     measure_series,
-    remote,
 )
+from iclflow.checkpoints import hub as remote
 from iclflow.checkpoints.hub import INDEX
 
 
@@ -38,7 +38,7 @@ def test_one_layer_is_open_at_a_time(tmp_path, monkeypatch):
         "read",
         lambda self, name: (reads.append((self.path.parent.name, name)), original(self, name))[1],
     )
-    monkeypatch.setattr("iclflow.checkpoints.over_steps.check_series", lambda *_: [])
+    monkeypatch.setattr("iclflow.checkpoints.series.check_series", lambda *_: [])
     measure_series(find_series(tmp_path))
     layers = [name.split(".")[2] for folder, name in reads if folder == "step1"]
     assert layers == ["0"] * 4 + ["1"] * 4  # each tensor once, layer after layer

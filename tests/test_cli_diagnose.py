@@ -10,6 +10,7 @@ import pytest
 from test_cli import call, refused
 from written_checkpoints import FAMILIES, save, write_safetensors
 
+from iclflow.checkpoints import read_curve
 from iclflow.cli.diagnose import theory_of
 from iclflow.diagnosis import (
     diagnose_curve,
@@ -18,7 +19,6 @@ from iclflow.diagnosis import (
     measure_along,
     stage_rows,
 )
-from iclflow.checkpoints import read_curve
 from iclflow.diagnosis.candidates import LEAST_SQUARES
 from iclflow.models import Separate
 from iclflow.results.netcdf import load

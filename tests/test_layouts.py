@@ -7,7 +7,7 @@ import pytest
 from tiny_models import MODELS, OTHERS, record_any, recorded
 
 from iclflow.checkpoints import Arrays, CheckpointError, NoAttentionError, find_layout
-from iclflow.checkpoints.watching import named_arrays
+from iclflow.checkpoints.monitor import named_arrays
 
 RECORDED = recorded()
 FAMILIES = {

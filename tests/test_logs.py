@@ -10,8 +10,8 @@ import pytest
 from written_checkpoints import llama, save
 
 from iclflow import cli
-from iclflow.checkpoints.logs import masked_crc, read_events
 from iclflow.checkpoints import find_log, read_curve
+from iclflow.checkpoints.logs import masked_crc, read_events
 
 DATA = Path(__file__).parent / "data"
 STATE = {  # as the Trainer writes it

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from iclflow.checkpoints import Monitor, TrainerCallback
-from iclflow.checkpoints.watching import named_arrays
+from iclflow.checkpoints.monitor import named_arrays
 
 
 def linear_network(steps, rate=0.1, seed=0):

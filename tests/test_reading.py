@@ -13,9 +13,14 @@ from test_cli import call
 from test_logs import DATA
 from written_checkpoints import lens, llama, save, write_safetensors
 
-from iclflow.checkpoints import CheckpointError, find_layout, find_series, open_checkpoint
+from iclflow.checkpoints import (
+    CheckpointError,
+    find_layout,
+    find_series,
+    open_checkpoint,
+    read_curve,
+)
 from iclflow.checkpoints import measure_series as measured
-from iclflow.checkpoints import read_curve
 from iclflow.diagnosis import diagnose_curve
 from iclflow.results import reading
 from iclflow.results.netcdf import load

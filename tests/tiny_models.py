@@ -280,7 +280,7 @@ def flax_attention() -> Recording:
     from flax import nnx
     from flax.nnx.nn.attention import dot_product_attention_weights
 
-    from iclflow.checkpoints.watching import named_arrays
+    from iclflow.checkpoints.monitor import named_arrays
 
     found: list[np.ndarray] = []
 

@@ -1,22 +1,109 @@
-"""Watch somebody's training loop: measures at log-spaced steps, stages online, one Dataset."""
+"""Watch somebody's training loop: measures at log-spaced steps, stages online, one Dataset.
+
+`TrainerCallback` is the same monitor as a callback of the Hugging Face Trainer.
+"""
 
 import json
 import math
 import operator
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
+import jax
 import numpy as np
 import xarray as xr
 
 from iclflow.checkpoints.files import Arrays, CheckpointError
 from iclflow.checkpoints.layouts import NoAttentionError, find_layout
-from iclflow.checkpoints.matrices import MatrixTable
-from iclflow.checkpoints.measures import NEED_REFERENCE, Plan, Table
-from iclflow.checkpoints.watching import Line, named_arrays, scalar_loss, settings_of
+from iclflow.checkpoints.measures import NEED_REFERENCE, MatrixTable, Plan, Table
 from iclflow.measures.stages import Stages, find_stages
+
+
+def named_arrays(weights: Any) -> Mapping[str, Any]:
+    """Arrays by name from a module (PyTorch, Equinox, NNX), a mapping, a pytree, or a function.
+
+    A function returns one of the others, and is called.
+    """
+    if hasattr(weights, "state_dict"):
+        weights = weights.state_dict()
+    elif not any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(weights)):
+        nnx = sys.modules.get("flax.nnx")
+        if nnx is not None and isinstance(weights, nnx.Module):  # before NNX had pytrees
+            weights = nnx.state(weights)
+        elif callable(weights):
+            return named_arrays(weights())
+    plain = isinstance(weights, Mapping) and all(hasattr(v, "shape") for v in weights.values())
+    if plain and weights:
+        return {str(name): value for name, value in weights.items()}
+    leaves = jax.tree_util.tree_flatten_with_path(weights)[0]
+    named = {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in leaves
+        if hasattr(leaf, "shape")
+    }
+    if not named:
+        raise ValueError(
+            f"weights hold no arrays, got {type(weights).__name__}; pass a module, a state_dict, a "
+            f"pytree or named arrays"
+        )
+    if all(name.endswith(".value") for name in named):  # the variables of NNX
+        named = {name.removesuffix(".value"): leaf for name, leaf in named.items()}
+    return named
+
+
+def settings_of(weights: Any) -> Mapping[str, Any]:
+    """The settings that a model of transformers carries; nothing of others."""
+    settings = getattr(getattr(weights, "config", None), "to_dict", None)
+    return {} if settings is None else settings()
+
+
+def scalar_loss(step: int, loss: Any) -> Any:
+    """A copy of the loss, which no later step overwrites; refused unless it is one number.
+
+    A number on a device is not waited for.
+    """
+    shape = tuple(getattr(loss, "shape", ()))
+    if math.prod(shape) != 1 or not hasattr(loss, "__float__"):
+        what = f"shape {shape}" if shape else type(loss).__name__
+        raise ValueError(f"the loss of step {step} must be one number, got {what}; take its mean")
+    loss = loss.reshape(()) if shape else loss
+    if isinstance(loss, jax.Array):
+        return loss.copy()
+    if hasattr(loss, "detach"):
+        loss = loss.detach()
+        return float(loss) if loss.device.type == "cpu" else loss.clone()
+    return float(loss)
+
+
+class Line:
+    """One line that is rewritten in place, at most twice a second."""
+
+    def __init__(self) -> None:
+        from rich.live import Live  # only when asked for
+
+        self.live = Live("", auto_refresh=False)
+        self.shown: float | None = None
+
+    def stale(self, now: float) -> bool:
+        """Whether it is time for a new text."""
+        if self.shown is None or now - self.shown > 0.5:
+            self.shown = now
+            return True
+        return False
+
+    def show(self, text: str) -> None:
+        """Put a text in place of the last."""
+        if not self.live.is_started:
+            self.live.start()
+        self.live.update(text, refresh=True)
+
+    def close(self) -> None:
+        """Leave the line as it is."""
+        self.live.stop()
+
 
 BINS = 32  # of the loss, in a factor e of steps
 PENDING = 256  # losses kept on the device before they are read
@@ -250,3 +337,54 @@ def _whole(step: Any) -> int:
     if number < 0:
         raise ValueError(f"steps count from 0, got {number}")
     return number
+
+
+class TrainerCallback:
+    """A `Monitor` as a callback: `Trainer(callbacks=[TrainerCallback(monitor)])`.
+
+    It has the methods the Trainer calls and inherits nothing, so that transformers is not
+    imported. Losses are those the Trainer logs (`logging_steps`); weights are read only when due,
+    and at the start and the end. A second `train()` counts on from where the first one ended.
+    """
+
+    def __init__(self, monitor: Monitor) -> None:
+        """Watch with this monitor."""
+        self.monitor = monitor
+        self.before = 0  # steps of earlier calls of train()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        """Take the head counts from the model's settings, and measure the initial weights."""
+        if not self.monitor.config:
+            self.monitor.config = dict(settings_of(context.get("model")))
+        last = self.monitor.last_step
+        self.before = 0 if last is None else max(0, last - state.global_step)
+        self._see(state, context)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        """Measure the weights."""
+        self._see(state, context)
+
+    def on_log(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        """Note the loss."""
+        logs = context.get("logs") or {}
+        if "loss" in logs and self._leads(state):
+            self.monitor(self.before + state.global_step, loss=logs["loss"])
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        """Measure the last weights, and release the terminal line."""
+        self._see(state, context, last=True)
+        self.monitor.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("on_"):  # every other event
+            return lambda *_, **__: None
+        raise AttributeError(name)
+
+    def _see(self, state: Any, context: dict[str, Any], *, last: bool = False) -> None:
+        model, step = context.get("model"), self.before + state.global_step
+        if model is not None and self._leads(state) and (last or self.monitor.due(step)):
+            self.monitor(step, weights=model, last=last)
+
+    @staticmethod
+    def _leads(state: Any) -> bool:
+        return bool(getattr(state, "is_world_process_zero", True))
