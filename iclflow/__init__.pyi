@@ -69,6 +69,7 @@ from iclflow.runs.simulate import simulate as simulate
 from iclflow.runs.store import Snapshots as Snapshots
 from iclflow.runs.sweep import Vary as Vary
 from iclflow.runs.sweep import sweep as sweep
+from iclflow.runs.testing import Tests as Tests
 from iclflow.tasks.base import AbstractTask as AbstractTask
 from iclflow.tasks.commuting import Commuting as Commuting
 from iclflow.tasks.inputs import AbstractInputs as AbstractInputs

@@ -19,6 +19,16 @@ class RESULTS(eqx.Enumeration):
     step_limit = "the solver used up its steps before the end"
 
 
+class Labelled(eqx.Module):
+    """Recorded numbers with the names of their last axes, and the labels along each of them.
+
+    It is a pytree with one array: loops, `vmap` and files put further axes before those of `dims`.
+    """
+
+    values: Any  # [..., *dims]
+    dims: tuple[tuple[str, tuple[Any, ...]], ...] = eqx.field(static=True)  # name, labels
+
+
 class Trajectory(eqx.Module):
     """One training run.
 
@@ -39,7 +49,8 @@ class Trajectory(eqx.Module):
     def __getitem__(self, name: str) -> PyTree[Array]:
         if name not in self.record:
             raise KeyError(f"{name!r} was not recorded; recorded: {', '.join(self.record)}")
-        return self.record[name]
+        found = self.record[name]
+        return found.values if isinstance(found, Labelled) else found
 
     def __repr__(self) -> str:
         if not is_concrete(self.step) or self.step.ndim != 1 or not self.step.size:
@@ -56,7 +67,8 @@ class Trajectory(eqx.Module):
     def _repr_html_(self) -> str:
         if not is_concrete(self.step) or self.step.ndim != 1 or not self.step.size:
             return f"<pre>{html.escape(repr(self))}</pre>"
-        scalars = {n: v for n, v in self.record.items() if np.shape(v) == self.step.shape}
+        records = {name: self[name] for name in self.record}
+        scalars = {n: v for n, v in records.items() if np.shape(v) == self.step.shape}
         places = np.unique(np.linspace(0, self.step.size - 1, 7).round().astype(int))
         rows = [
             (f"{self.time[i]:.5g}", f"{self.step[i]:g}", *(f"{v[i]:.6g}" for v in scalars.values()))

@@ -19,6 +19,7 @@ from iclflow.runs.labels import (
     INTERRUPTED,
     attributes,
     clock_and_ends,
+    coordinates_of,
     in_order,
     variables,
 )
@@ -71,6 +72,8 @@ def assemble(
         ]
         ends["clock"] = ((*lead, "time"), on_grid(rows, shape), times.pop("time")[2])
     named = {name: (name, np.asarray(values)) for name, values in coordinates.items()}
+    for result in results:
+        named |= coordinates_of(result.record) | coordinates_of(result.final)
     return xr.Dataset(data | ends, times | named, {**stamp(settings), **engines, **about})
 
 

@@ -12,7 +12,7 @@ import xarray as xr
 
 from iclflow.results.display import short
 from iclflow.results.provenance import stamp
-from iclflow.results.trajectory import RESULTS, Trajectory
+from iclflow.results.trajectory import RESULTS, Labelled, Trajectory
 from iclflow.runs.record import QUANTITIES
 from iclflow.runs.record.weights import AXES
 
@@ -90,16 +90,30 @@ def variables(
 ) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
     """Recorded arrays as name -> (dims after the first `lead`, array).
 
-    A record of several arrays is a variable for each, by the names inside it.
+    A record of several arrays is a variable for each, by the names inside it. One that has labels
+    has its dims from them; `coordinates_of` has the labels.
     """
     found: dict[str, tuple[tuple[str, ...], np.ndarray]] = {}
     for name, value in record.items():
+        if isinstance(value, Labelled):
+            found[name] = (tuple(dim for dim, _ in value.dims), np.asarray(value.values))
+            continue
         for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:
             inner = jax.tree_util.keystr(path, simple=True, separator=".")
             known = (axes or {}).get(inner) if name == "weights" else None
             known = QUANTITIES[name].dims if known is None and name in QUANTITIES else known
             found.setdefault(inner or name, _labelled(inner or name, np.asarray(leaf), lead, known))
     return found
+
+
+def coordinates_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The labels that recorded arrays bring along: dimension -> its coordinate."""
+    found = [value.dims for value in record.values() if isinstance(value, Labelled)]
+    return {
+        dim: (dim, np.asarray(labels), {"long_name": dim.replace("_", " ")})
+        for dims in found
+        for dim, labels in dims
+    }
 
 
 def _labelled(
@@ -139,6 +153,7 @@ def to_dataset(trajectory: Trajectory, settings: Any = None) -> xr.Dataset:
         timed=trajectory.timed,
     )
     about = {} if trajectory.timed else {"clock": COUNTED}
+    coordinates |= coordinates_of(trajectory.record)
     return xr.Dataset(data | ends, coordinates, stamp(settings) | about)
 
 

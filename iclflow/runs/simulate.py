@@ -17,6 +17,7 @@ from iclflow.models import AbstractModel
 from iclflow.results.trajectory import Trajectory
 from iclflow.runs.record import Record, Recording, measure_after, resolve
 from iclflow.runs.record.quantities import MODELS
+from iclflow.runs.testing import Test, Tests, with_tests
 from iclflow.tasks.base import Values
 
 SAVES = 200  # save points, unless they are chosen
@@ -30,6 +31,7 @@ def simulate(
     until: ArrayLike | None = None,
     saveat: Values | None = None,
     record: Record = ("loss",),
+    test: Test = None,
     key: PRNGKeyArray | None = None,
     state: Any = None,
 ) -> Trajectory:
@@ -44,6 +46,8 @@ def simulate(
       if omitted. The end is always among them.
     - `record`: names of quantities (see `iclflow.runs.record.QUANTITIES`), functions
       (model, loss) -> arrays, or a mapping of names to either (or to a test loss).
+    - `test`: what else the model is tested on at every save point: a task (its population), a loss,
+      several of these by name, or `Tests`, which vary a field. Recorded as `test_loss`.
     - `key`: randomness of stochastic losses.
     - `state`: `Trajectory.state` of an earlier run to go on from. The weights are then its own;
       `model` says of which kind they are, and another kind is refused.
@@ -60,6 +64,7 @@ def simulate(
         raise ValueError(f"{type(loss).__name__} cannot train {type(model).__name__}: {reason}")
     warn_single_precision(loss)
     marks = marks_until(dynamics, until, saveat, SAVES)
+    record = with_tests(record, Tests.of(test), model)
     recording = resolve(record, loss=loss, dynamics=dynamics)
     if state is None:
         key = jax.random.key(0) if key is None else key

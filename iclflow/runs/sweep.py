@@ -28,6 +28,7 @@ from iclflow.runs.plan import Batch, Entry, batches
 from iclflow.runs.record import Record, Recording, resolve
 from iclflow.runs.simulate import SAVES, warn_single_precision
 from iclflow.runs.store import Store
+from iclflow.runs.testing import Test, Tests, with_tests
 from iclflow.tasks.base import AbstractTask, Values
 from iclflow.tasks.checks import require_size
 
@@ -57,6 +58,7 @@ def sweep(
     vary: Vary = Vary.WEIGHTS,
     record: Record = ("loss",),
     final: Record = (),
+    test: Test = None,
     key: PRNGKeyArray | None = None,
     store: Path | str | None = None,
     observers: Sequence[AbstractObserver] = (),
@@ -75,6 +77,8 @@ def sweep(
       text; a mapping instead of a list names the values, `{"rate": {"cosine": schedule}}`.
     - `final`: what is recorded of the last weights only, as `record` says it; the variables are
       called `final_…`.
+    - `test`: what else the models are tested on at every save point, as in `simulate`: the variable
+      `test_loss`.
     - `key`: seed s draws the batches of a stochastic loss from `fold_in(key, s)`; if omitted, from
       `jax.random.key(s)`.
     - `store`: a folder with everything needed to go on; the same call goes on from it, and the
@@ -86,7 +90,7 @@ def sweep(
     Ctrl-C returns what was computed: later points are NaN and `result` says `interrupted`; it is
     raised where there is nothing yet.
     """
-    numbers = _seeds(seeds)
+    numbers, tests = _seeds(seeds), Tests.of(test)
     given: dict[str, Any] = dict(axes or {})
     if isinstance(source, Mapping):
         given = {"source": list(source), **given}
@@ -104,13 +108,14 @@ def sweep(
     marks = marks_until(dynamics, until, saveat, SAVES)
     about = {"source": source, "init": init, "dynamics": dynamics, "vary": vary, "marks": marks}
     about |= {"seeds": numbers, "axes": axes, "record": record, "final": final, "key": key}
+    about |= {} if tests is None else {"test": tests}
     disk = None
     if store is not None:
         disk = Store(store, {**about, "settings": settings, "code": code_key(__name__)})
     sizes = None if disk is None else disk.sizes
-    size = partial(_recorded_bytes, record=record, saves=len(marks))
+    size = partial(_recorded_bytes, record=record, tests=tests, saves=len(marks))
     plan = list(batches(entries, numbers, size, sizes))
-    recordings = [_check(batch, record, final) for batch in plan]
+    recordings = [_check(batch, with_tests(record, tests, batch.like), final) for batch in plan]
     if disk is not None and sizes is None:
         disk.begin([len(batch.seeds) for batch in plan])
     watching = [*observers, *([] if progress is None else [_Progress(progress, marks, len(plan))])]
@@ -151,12 +156,15 @@ def _seeds(seeds: int | Sequence[int]) -> np.ndarray:
     return np.asarray(found, np.uint32)
 
 
-def _recorded_bytes(entry: Entry, model: AbstractModel, *, record: Record, saves: int) -> int:
+def _recorded_bytes(
+    entry: Entry, model: AbstractModel, *, record: Record, tests: Tests | None, saves: int
+) -> int:
     """What one run records; `ValueError` if it cannot be trained, or has nothing to record."""
     reason = entry.dynamics.admits(entry.loss, model)
     if reason is not None:
         names = type(entry.loss).__name__, type(model).__name__
         raise ValueError(f"{names[0]} cannot train {names[1]}: {reason}")
+    record = with_tests(record, tests, model)
     functions = resolve(record, loss=entry.loss, dynamics=entry.dynamics).functions
     return saves * _measured_bytes(functions, model, entry.loss)
 

@@ -11,14 +11,12 @@ import numpy as np
 import xarray as xr
 
 from iclflow.dynamics import AbstractDynamics, Descent
-from iclflow.losses import AbstractLoss, AbstractPromptLoss, Population, population_moments
+from iclflow.losses import AbstractLoss, AbstractPromptLoss
 from iclflow.losses.select import Choice
 from iclflow.measures import first_crossings
 from iclflow.models import (
     AbstractInitialiser,
-    AbstractLinearModel,
     AbstractModel,
-    Layers,
     draw_model,
     empty_model,
 )
@@ -27,6 +25,7 @@ from iclflow.results.trajectory import linear_steps
 from iclflow.runs.labels import OUTCOMES, in_order, is_timed
 from iclflow.runs.record import FixedPointDistance, OfModel
 from iclflow.runs.sweep import Vary, sweep
+from iclflow.runs.testing import population_of
 from iclflow.study.fields import DEEP, LONGEST
 from iclflow.study.settings import SMALL, Settings
 from iclflow.tasks.base import AbstractTask
@@ -292,17 +291,7 @@ def test_loss(task: Task, init: AbstractInitialiser) -> AbstractLoss:
 
     It is sampled for softmax and for three layers or more, which have no closed form.
     """
-    from iclflow.losses import Draws, Sequences
-    from iclflow.losses.population import beyond_white
-
-    model, population = empty_model(init), Population(task)
-    if population.admits(model) is None:
-        return population
-    if isinstance(model, AbstractLinearModel):
-        return population_moments(task)
-    if isinstance(model, Layers) and beyond_white(task) is None:
-        return Draws.sample(task, TEST_SEQUENCES, jax.random.key(3))
-    return Sequences.sample(task, TEST_SEQUENCES, jax.random.key(3))
+    return population_of(task, empty_model(init), TEST_SEQUENCES)
 
 
 def _last(row: np.ndarray) -> float:

@@ -107,12 +107,9 @@ def resolve(
 
     `loss` is the one loss of all runs (None: they differ).
     """
-    if isinstance(record, str):
-        raise ValueError(f"record must be a list of names, got the string {record!r}")
-    items = record if isinstance(record, Mapping) else {_name(item): item for item in record}
     functions: dict[str, Recorder] = {}
     after: list[str] = []
-    for name, item in items.items():
+    for name, item in by_name(record).items():
         if not isinstance(item, str):
             functions[name] = OfModel(item) if isinstance(item, AbstractLoss) else item
             continue
@@ -130,6 +127,13 @@ def resolve(
             "rate_times_sharpness needs the rate of Descent, this run has none; record sharpness"
         )
     return Recording(functions, tuple(after))
+
+
+def by_name(record: Record) -> Mapping[str, str | Callable[..., Any]]:
+    """What is to be recorded, by the names of the results."""
+    if isinstance(record, str):
+        raise ValueError(f"record must be a list of names, got the string {record!r}")
+    return record if isinstance(record, Mapping) else {_name(item): item for item in record}
 
 
 def _name(item: Any) -> str:
