@@ -18,7 +18,9 @@ import xarray as xr
 
 from iclflow.checkpoints.files import Arrays, CheckpointError
 from iclflow.checkpoints.layouts import NoAttentionError, find_layout
-from iclflow.checkpoints.measures import NEED_REFERENCE, MatrixTable, Plan, Table
+from iclflow.checkpoints.measures import MEASURES, NEED_REFERENCE, MatrixTable, Plan, Table
+from iclflow.measures.in_context import InContext
+from iclflow.measures.in_context import by_position as means_by_position
 from iclflow.measures.stages import Stages, find_stages
 
 
@@ -60,22 +62,46 @@ def settings_of(weights: Any) -> Mapping[str, Any]:
     return {} if settings is None else settings()
 
 
-def scalar_loss(step: int, loss: Any) -> Any:
-    """A copy of the loss, which no later step overwrites; refused unless it is one number.
+def copy_number(step: int, value: Any, what: str = "the loss") -> Any:
+    """A copy of one number, which no later step overwrites; refused unless it is one number.
 
-    A number on a device is not waited for.
+    A number on a device is not waited for. `what` names the number in the error.
     """
-    shape = tuple(getattr(loss, "shape", ()))
-    if math.prod(shape) != 1 or not hasattr(loss, "__float__"):
-        what = f"shape {shape}" if shape else type(loss).__name__
-        raise ValueError(f"the loss of step {step} must be one number, got {what}; take its mean")
-    loss = loss.reshape(()) if shape else loss
-    if isinstance(loss, jax.Array):
-        return loss.copy()
-    if hasattr(loss, "detach"):
-        loss = loss.detach()
-        return float(loss) if loss.device.type == "cpu" else loss.clone()
-    return float(loss)
+    shape = tuple(getattr(value, "shape", ()))
+    if math.prod(shape) != 1 or not hasattr(value, "__float__"):
+        got = f"shape {shape}" if shape else type(value).__name__
+        raise ValueError(
+            f"{what} of step {step} must be one number, got {got}; take its mean, or give losses "
+            f"by position as by_position="
+        )
+    value = value.reshape(()) if shape else value
+    return _copied(value) if _on_device(value) else float(_detached(value))
+
+
+def copy_row(step: int, values: Any) -> Any:
+    """A copy of the losses at all positions of the context, a row of two numbers or more."""
+    shape = tuple(np.shape(values)) if not hasattr(values, "shape") else tuple(values.shape)
+    if len(shape) != 1 or shape[0] < 2:
+        raise ValueError(
+            f"by_position of step {step} must be a row of losses, one per position, got shape "
+            f"{shape}; take the mean over the batch"
+        )
+    return _copied(values) if _on_device(values) else np.array(_detached(values), float)
+
+
+def _on_device(value: Any) -> bool:
+    """Whether reading the numbers would mean waiting for a device."""
+    if isinstance(value, jax.Array):
+        return True
+    return hasattr(value, "detach") and value.device.type != "cpu"
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if hasattr(value, "detach") else value
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, jax.Array) else value.detach().clone()
 
 
 class Line:
@@ -110,6 +136,10 @@ PENDING = 256  # losses kept on the device before they are read
 ALLOWANCE = (
     0.2  # seconds of measuring beyond the budget, so that a short run is seen from its start
 )
+NONE = InContext(math.nan, math.nan, math.nan, math.nan, math.nan, False)  # of an unknown drop
+ROW = "loss_by_position"
+# Variables of the Dataset whose names a metric cannot have.
+TAKEN = (*MEASURES, "loss", "early_loss", "late_loss", ROW)
 ONLINE = ("norm", "effective_rank", "stable_rank", "step_distance")
 
 
@@ -122,6 +152,9 @@ class Monitor:
     weights give measures of every matrix. Nothing of the training is changed: losses are copied
     when they are given, weights are measured before the call returns.
 
+    With losses by position of the context, or with the losses of early and of late positions,
+    `monitor.stages().drops[i].in_context` says how much of a drop is in-context learning.
+
     >>> import numpy as np
     >>> from iclflow.checkpoints import Monitor
     >>> monitor = Monitor(measures=["norm"])
@@ -129,6 +162,13 @@ class Monitor:
     ...     monitor(step, loss=1 / (1 + step), weights={"w": np.eye(2)}, last=step == 99)
     >>> dict(monitor.to_dataset().norm.isel(step=[0, -1]).sizes)
     {'step': 2, 'matrix': 1}
+
+    >>> monitor = Monitor()
+    >>> for step in range(2000):
+    ...     fall = 1 / (1 + np.exp(-(step - 1000) / 20))
+    ...     monitor(step, by_position=[2.0, 2.0, 2.0 - fall], metrics={"induction": fall})
+    >>> monitor.stages().drops[0].in_context.label
+    True
     """
 
     def __init__(
@@ -185,8 +225,9 @@ class Monitor:
         self.spent = 0.0
         self.table: Table | MatrixTable | None = None
         self.lost = 0  # losses that were not finite
-        self._pending: list[tuple[int, Any]] = []
-        self._bins: dict[int, tuple[float, float, int]] = {}  # bin -> sums of step, loss, count
+        self._pending: list[tuple[int, str, Any]] = []
+        # name -> bin of steps -> sums of step and value, count
+        self._bins: dict[str, dict[int, tuple[float, Any, int]]] = {"loss": {}}
         self._stages: Stages | None = None
         self._line = Line() if live else None
 
@@ -199,9 +240,28 @@ class Monitor:
         return self.spent <= self.budget * (self.stopwatch() - self.started) + ALLOWANCE
 
     def __call__(
-        self, step: Any, *, loss: Any = None, weights: Any = None, last: bool = False
+        self,
+        step: Any,
+        *,
+        loss: Any = None,
+        by_position: Any = None,
+        early: Any = None,
+        late: Any = None,
+        metrics: Mapping[str, Any] | None = None,
+        weights: Any = None,
+        last: bool = False,
     ) -> None:
-        """Note the loss of a step, and measure the weights if it is their turn, or the last."""
+        """Note the losses of a step, and measure the weights if it is their turn, or the last.
+
+        - `loss`: the training loss, one number.
+        - `by_position`: the loss at each position of the context, a row. Its mean is the loss where
+          none is given, and its first and last tenth are `early` and `late`.
+        - `early`, `late`: the losses early and late in the context, where there is no whole row.
+        - `metrics`: further numbers by name, such as an induction score. They may be given at some
+          of the steps only.
+        - `weights`: the weights, or a function that returns them.
+        - `last`: measure the weights whatever the budget.
+        """
         step = _whole(step)
         if self.last_step is not None and step < self.last_step:
             raise ValueError(
@@ -211,32 +271,56 @@ class Monitor:
         self.last_step = step
         if self.started is None:
             self.started = self.stopwatch()
-        if loss is not None:
-            self._pending.append((step, scalar_loss(step, loss)))
-            if len(self._pending) >= PENDING:
-                self._read_losses()
+        for name, value in {"loss": loss, "early_loss": early, "late_loss": late}.items():
+            if value is not None:
+                what = f"the {name.replace('_', ' ')}"
+                self._pending.append((step, name, copy_number(step, value, what)))
+        if by_position is not None:
+            if early is not None or late is not None:
+                raise ValueError("give the losses by_position, or early and late, not both")
+            name = ROW if loss is None else f"{ROW} beside a loss"
+            self._pending.append((step, name, copy_row(step, by_position)))
+        for name, value in (metrics or {}).items():
+            if not name.isidentifier() or name in TAKEN:
+                raise ValueError(
+                    f"a metric needs a name of letters, digits and _ that is not taken by the "
+                    f"monitor, got {name!r}"
+                )
+            self._pending.append((step, name, copy_number(step, value, f"the metric {name}")))
+        if len(self._pending) >= PENDING:
+            self._read_losses()
         if weights is not None and ((last and step != self.measured) or self.due(step)):
             self._measure(step, weights)
         if self._line is not None and (step == 0 or self._line.stale(self.stopwatch())):
             self._line.show(self.line())
 
     def stages(self, *, resamples: int = 0) -> Stages:
-        """Plateaus and drops of the loss so far."""
+        """Plateaus and drops of the loss so far; with losses by position, what each drop is.
+
+        - `resamples`: curves drawn for the confidence of each plateau and drop, as in
+          `find_stages`.
+        """
         self._read_losses()
         if resamples or self._stages is None:
-            curve = self._curve()
-            self._stages = find_stages(curve[:, 0], curve[:, 1], resamples=resamples)
+            steps, losses = self._curve("loss")
+            sides = {}
+            if "early_loss" in self._bins and "late_loss" in self._bins:
+                sides = {side: self._beside(f"{side}_loss") for side in ("early", "late")}
+            self._stages = find_stages(steps, losses, resamples=resamples, **sides)
         return self._stages
 
     def line(self) -> str:
         """One line: step, loss, plateau, drops, mean of each measure."""
         stages = self.stages()
-        curve = self._curve()
+        _, losses = self._curve("loss")
         parts = ["no step yet" if self.last_step is None else f"step {self.last_step}"]
-        if curve.size:
-            parts.append(f"loss {curve[-1, 1]:.4g}")
+        if losses.size:
+            parts.append(f"loss {losses[-1]:.4g}")
         if stages.drops:
-            times = ", ".join(f"{drop.time:.4g}" for drop in stages.drops[-3:])
+            times = ", ".join(
+                f"{drop.time:.4g}" + " (in context)" * (drop.in_context or NONE).label
+                for drop in stages.drops[-3:]
+            )
             parts.append(f"{len(stages.drops)} drops, last at {times}")
         if stages.plateaus and (not stages.drops or stages.drops[-1].complete):
             now = stages.plateaus[-1]
@@ -250,19 +334,34 @@ class Monitor:
             parts += [f"{name} {np.mean(values):.3g}" for name, values in known.items()]
             if self.table.not_finite:
                 parts.append(self.table.not_finite[-1])
+        parts += [f"{name} {self._curve(name)[1][-1]:.3g}" for name in self._metrics()]
         if self.lost:
             parts.append(f"{self.lost} losses not finite")
         return " · ".join(parts)
 
     def to_dataset(self) -> xr.Dataset:
-        """All measures, [step, circuit, layer, head] or [step, matrix], and the binned loss."""
+        """All measures, [step, circuit, layer, head] or [step, matrix], and the binned loss.
+
+        With losses by position: `early_loss` and `late_loss` over `loss_step`, `loss_by_position`
+        over (`loss_step`, `position`), and over the drops `drop_in_context`, the share of each that
+        late positions have alone, with `drop_in_context_error` and `drop_in_context_p_value`. The
+        metrics are over `metric_step`, NaN where a metric was not given.
+        """
         stages = self.stages(resamples=20)
-        curve = self._curve()
+        steps, losses = self._curve("loss")
         data = xr.Dataset() if self.table is None else self.table.to_dataset()
         data = data.assign_coords(
-            loss_step=("loss_step", curve[:, 0], {"long_name": "step", "units": "1"})
+            loss_step=("loss_step", steps, {"long_name": "step", "units": "1"})
         )
-        data["loss"] = ("loss_step", curve[:, 1], {"long_name": "training loss", "units": "1"})
+        data["loss"] = ("loss_step", losses, {"long_name": "training loss", "units": "1"})
+        for side in ("early", "late"):
+            if f"{side}_loss" in self._bins:
+                about = {"long_name": f"loss {side} in the context", "units": "1"}
+                data[f"{side}_loss"] = ("loss_step", self._beside(f"{side}_loss"), about)
+        if ROW in self._bins:
+            about = {"long_name": "loss by position", "units": "1"}
+            data[ROW] = (("loss_step", "position"), self._beside(ROW), about)
+        data = data.assign(self._metric_variables())
         data["drop_step"] = (
             "drop_number",
             np.array([drop.time for drop in stages.drops], float),
@@ -273,6 +372,12 @@ class Monitor:
             np.array([drop.confidence for drop in stages.drops], float),
             {"long_name": "confidence", "units": "1"},
         )
+        found = [drop.in_context for drop in stages.drops]
+        if any(found):
+            for field, name in (("share", ""), ("error", "_error"), ("p_value", "_p_value")):
+                values = [getattr(one or NONE, field) for one in found]
+                about = {"long_name": f"{field} of the fall late in the context alone"}
+                data[f"drop_in_context{name}"] = ("drop_number", values, about | {"units": "1"})
         data.attrs |= {"losses_not_finite": self.lost, "stages": json.dumps(stages.lines())}
         return data
 
@@ -311,21 +416,71 @@ class Monitor:
         return MatrixTable(self.plan, self.matrices, self.largest, reason)
 
     def _read_losses(self) -> None:
-        for step, loss in self._pending:
-            value = float(loss)
-            if not math.isfinite(value):
-                self.lost += 1
-                continue
-            label = -1 if step == 0 else math.floor(BINS * math.log(step))
-            at, total, count = self._bins.get(label, (0.0, 0.0, 0))
-            self._bins[label] = (at + step, total + value, count + 1)
-            self._stages = None
+        for step, name, value in self._pending:
+            for known, number in _read(name, value).items():
+                if not np.isfinite(number).all():
+                    self.lost += 1
+                    break
+                label = -1 if step == 0 else math.floor(BINS * math.log(step))
+                bins = self._bins.setdefault(known, {})
+                at, total, count = bins.get(label, (0.0, 0.0, 0))
+                if np.shape(total) not in ((), np.shape(number)):
+                    raise ValueError(
+                        f"by_position had {np.size(total)} positions, and {np.size(number)} at "
+                        f"step {step}; give the same positions at every step"
+                    )
+                bins[label] = (at + step, total + number, count + 1)
+                self._stages = None
         self._pending.clear()
 
-    def _curve(self) -> np.ndarray:
-        """[bins, 2]: mean step and mean loss."""
-        rows = [(at / count, total / count) for at, total, count in self._bins.values()]
-        return np.array(rows, float).reshape(-1, 2)
+    def _curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Mean steps and means of one name, a value per bin; for losses by position a row."""
+        rows = list(self._bins.get(self._known(name), {}).values())
+        steps = np.array([at / count for at, _, count in rows], float)
+        return steps, np.array([total / count for _, total, count in rows], float)
+
+    def _known(self, name: str) -> str:
+        """The name itself; for the loss, where only early and late losses are given, the late."""
+        no_loss = name == "loss" and not self._bins["loss"] and "late_loss" in self._bins
+        return "late_loss" if no_loss else name
+
+    def _beside(self, name: str) -> np.ndarray:
+        """The means of one name in the bins of the loss, NaN where it was not given."""
+        bins, means = self._bins[name], self._curve(name)[1]
+        rows = dict(zip(bins, means, strict=True))
+        empty = np.full(means.shape[1:], np.nan)
+        return np.array([rows.get(label, empty) for label in self._bins[self._known("loss")]])
+
+    def _metrics(self) -> list[str]:
+        return [name for name in self._bins if name not in TAKEN]
+
+    def _metric_variables(self) -> dict[str, xr.DataArray]:
+        """The metrics on one axis of steps, the mean step of each bin."""
+        names = self._metrics()
+        labels = sorted({label for name in names for label in self._bins[name]})
+        sums = [
+            [self._bins[name][label] for name in names if label in self._bins[name]]
+            for label in labels
+        ]
+        steps = [sum(at for at, *_ in row) / sum(count for *_, count in row) for row in sums]
+        at = {"metric_step": ("metric_step", steps, {"long_name": "step", "units": "1"})}
+        found = {}
+        for name in names:
+            values = dict(zip(self._bins[name], self._curve(name)[1], strict=True))
+            column = np.array([values.get(label, np.nan) for label in labels], float)
+            about = {"long_name": name.replace("_", " "), "units": "1"}
+            found[name] = xr.DataArray(column, at, ["metric_step"], attrs=about)
+        return found
+
+
+def _read(name: str, value: Any) -> dict[str, Any]:
+    """What is noted of one number, or of one row of losses by position."""
+    if not name.startswith(ROW):
+        return {name: float(value)}
+    row = np.asarray(value, float)
+    loss, early, late = (float(mean[0]) for mean in means_by_position(row[None]))
+    found = {ROW: row, "early_loss": early, "late_loss": late}
+    return {"loss": loss, **found} if name == ROW else found
 
 
 def _whole(step: Any) -> int:

@@ -20,6 +20,9 @@ from iclflow.measures.detectors import autocorrelation_curvature as autocorrelat
 from iclflow.measures.detectors import time_curvature as time_curvature
 from iclflow.measures.fourier import fourier_concentration as fourier_concentration
 from iclflow.measures.fourier import frequency_shares as frequency_shares
+from iclflow.measures.in_context import ByPosition as ByPosition
+from iclflow.measures.in_context import InContext as InContext
+from iclflow.measures.in_context import by_position as by_position
 from iclflow.measures.spectrum import convergence_order as convergence_order
 from iclflow.measures.spectrum import effective_rank as effective_rank
 from iclflow.measures.spectrum import marginalised_effective_rank as marginalised_effective_rank

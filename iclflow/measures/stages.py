@@ -19,6 +19,7 @@ import scipy
 import xarray as xr
 from jaxtyping import Bool, Float
 
+from iclflow.measures.in_context import InContext, in_context_share
 from iclflow.measures.segmentation import MISFIT, Binned, Pieces, bin_curve, straight_pieces
 
 SHORT = 3  # bins a plateau needs for its level to be taken again
@@ -67,6 +68,7 @@ class Drop:
     complete: bool  # False if the curve ends before the loss levels off
     confidence: float
     p_value: float  # how often a curve without this drop would show one
+    in_context: InContext | None = None  # with losses early and late in the context
 
     @property
     def size(self) -> float:
@@ -93,11 +95,15 @@ class Stages:
         return sum(drop.time <= time for drop in self.drops)
 
     def lines(self) -> list[str]:
-        """One line for each plateau."""
+        """One line for each plateau, and for each drop that is known by position."""
         return [
             f"plateau {i}: {p.start:.6g} to {p.end:.6g}, loss {p.level:.6g}, "
             f"confidence {p.confidence:.2f}"
             for i, p in enumerate(self.plateaus)
+        ] + [
+            f"drop {i + 1} at {d.time:.6g}: {d.in_context}"
+            for i, d in enumerate(self.drops)
+            if d.in_context is not None
         ]
 
     def _repr_html_(self) -> str:
@@ -141,6 +147,8 @@ def find_stages(
     time: Any,
     loss: Any,
     *,
+    early: Any = None,
+    late: Any = None,
     clock: Clock = Clock.LOG,
     contrast: float = 0.5,
     smallest: float = 0.02,
@@ -153,6 +161,9 @@ def find_stages(
 
     - `time`, `loss`: one value each per saved point; points that are not finite (after a run
       has stopped) are left out.
+    - `early`, `late`: the losses at early and at late positions of the context, one value each per
+      time. With both, every drop says how much of it is in-context learning (`Drop.in_context`).
+      `by_position` takes them from a table of losses by position.
     - `contrast`: on a plateau the loss falls at most this many times as fast as in the drops
       beside it. Larger finds briefer plateaus.
     - `smallest`: a drop is at least this share of the range of the loss, and stands
@@ -160,9 +171,20 @@ def find_stages(
     - `resamples`: curves drawn for the confidence (fit plus noise of the measured size).
     - `resolution`: bins of equal width; if omitted they are as narrow as the curve asks for.
     - `false_alarms`: the largest p-value of a drop, about the share of curves without one in which
-      one is found.
+      one is found. It is also the largest p-value with which a drop is called in-context learning.
+
+    >>> import numpy as np
+    >>> from iclflow.measures import find_stages
+    >>> time = np.arange(1, 2000.0)
+    >>> late = 2 - 1 / (1 + np.exp(-(time - 1000) / 20))
+    >>> stages = find_stages(time, late, early=np.full(1999, 2.0), late=late)
+    >>> [(round(drop.time), drop.in_context.label) for drop in stages.drops]
+    [(1000, True)]
     """
     times, losses = _checked(time, loss)
+    sides = None
+    if early is not None or late is not None:
+        sides = _checked_sides(time, early, late)
     if times.size == 0:
         return Stages((), (), 0.0, clock)
     # a power of two, so that squares of huge or tiny losses stay in range and nothing is rounded
@@ -186,6 +208,7 @@ def find_stages(
     def at(reading: float) -> float:
         return float(times[0]) if reading <= x[0] else clock.inverse(reading)
 
+    shares = _in_context_shares(x, clock, sides, drops, plateaus, false_alarms)
     return Stages(
         tuple(
             Plateau(at(p.start), at(p.end), p.level * unit, float(c))
@@ -200,8 +223,9 @@ def find_stages(
                 before=d.before * unit,
                 after=d.after * unit,
                 confidence=float(c),
+                in_context=i,
             )
-            for d, c in zip(drops, share[0], strict=True)
+            for d, c, i in zip(drops, share[0], shares, strict=True)
         ),
         float(np.median(binned.noise)) * unit,
         clock,
@@ -217,8 +241,9 @@ def stages_dataset(found: Sequence[Stages], seeds: Sequence[int] | None = None) 
     """Stages of many runs as one Dataset, padded with NaN to the run with the most.
 
     [seed, stage]: `start`, `end`, `level`, `confidence`; [seed, drop]: `drop_time`, `drop_start`,
-    `drop_end`, `drop_size`, `drop_complete` (1 or 0), `drop_confidence`, `drop_p_value`; [seed]:
-    `stage_count`, `drop_count`, `noise`.
+    `drop_end`, `drop_size`, `drop_complete` (1 or 0), `drop_confidence`, `drop_p_value`, and with
+    losses early and late `in_context_share`, `in_context_error`, `in_context_p_value`,
+    `in_context_label` (1 or 0); [seed]: `stage_count`, `drop_count`, `noise`.
     """
     numbers = list(range(len(found))) if seeds is None else list(seeds)
     if len(numbers) != len(found):
@@ -237,6 +262,10 @@ def stages_dataset(found: Sequence[Stages], seeds: Sequence[int] | None = None) 
     }
     for field in ("time", "start", "end", "size", "complete", "confidence", "p_value"):
         data[f"drop_{field}"] = (("seed", "drop_number"), padded(drops, field))
+    sides = [[d.in_context for d in row if d.in_context is not None] for row in drops]
+    if any(sides):
+        for field in ("share", "error", "p_value", "label"):
+            data[f"in_context_{field}"] = (("seed", "drop_number"), padded(sides, field))
     data["stage_count"] = ("seed", np.array([len(p) for p in plateaus], int))
     data["drop_count"] = ("seed", np.array([len(d) for d in drops], int))
     data["noise"] = ("seed", np.array([s.noise for s in found], float))
@@ -263,6 +292,49 @@ def _checked(time: Any, loss: Any) -> tuple[np.ndarray, np.ndarray]:
     if times.size and times[0] < 0:
         raise ValueError(f"times must not be negative, got {times[0]:g}; count from the start")
     return times, losses
+
+
+def _checked_sides(time: Any, early: Any, late: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Times and losses at early and late positions, where both are finite."""
+    if early is None or late is None:
+        given = "late" if early is None else "early"
+        raise ValueError(f"in-context learning needs early= and late= losses, got only {given}=")
+    times, first, last = (np.asarray(a, dtype=float) for a in (time, early, late))
+    if not times.shape == first.shape == last.shape:
+        raise ValueError(
+            f"early and late need one loss for each time, got shapes {first.shape} and "
+            f"{last.shape} for {times.shape}"
+        )
+    keep = np.isfinite(times) & np.isfinite(first) & np.isfinite(last)
+    return times[keep], first[keep], last[keep]
+
+
+def _in_context_shares(
+    x: Float[np.ndarray, " T"],
+    clock: Clock,
+    sides: tuple[np.ndarray, np.ndarray, np.ndarray] | None,
+    drops: Sequence[Drop],
+    plateaus: Sequence[Plateau],
+    false_alarms: float,
+) -> list[InContext | None]:
+    """What each drop (in readings of the clock) is by its early and late losses.
+
+    The fall is taken from the second half of the plateau before to the first half of the plateau
+    after. Where the curve ends in a drop, it is taken to the last fifth of the fall.
+    """
+    if sides is None or sides[0].size < 2 * SHORT:
+        return [None] * len(drops)
+    times, early, late = sides
+    readings, found = clock(times), []
+    for i, drop in enumerate(drops):
+        before = (plateaus[i].start + plateaus[i].end) / 2, drop.start
+        if i + 1 < len(plateaus):
+            after = drop.end, (plateaus[i + 1].start + plateaus[i + 1].end) / 2
+        else:
+            after = float(x[-1] - (x[-1] - drop.start) / 5), float(x[-1])
+        options = {"false_alarms": false_alarms}
+        found.append(in_context_share(readings, early, late, before, after, **options))
+    return found
 
 
 def _count_found(
