@@ -303,10 +303,10 @@ class Monitor:
         self._read_losses()
         if resamples or self._stages is None:
             steps, losses = self._curve("loss")
-            sides = {}
+            early = late = None
             if "early_loss" in self._bins and "late_loss" in self._bins:
-                sides = {side: self._beside(f"{side}_loss") for side in ("early", "late")}
-            self._stages = find_stages(steps, losses, resamples=resamples, **sides)
+                early, late = self._beside("early_loss"), self._beside("late_loss")
+            self._stages = find_stages(steps, losses, early=early, late=late, resamples=resamples)
         return self._stages
 
     def line(self) -> str:
