@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.console import print_json, progress
+from iclflow.cli.console import print_json
 from iclflow.cli.options import seed, typed
 from iclflow.cli.outputs import FILMS, add_force, check_outputs
+from iclflow.results.progress import progress_bar
 
 EXAMPLES = """examples:
   iclflow simulate --heads 5 --scale 0.07 --save linear:300 --out run.nc
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     pixels = int(figure.bbox.width * figure.bbox.height)
     if gif:
         require_memory(8 * pixels * len(indices), f"{len(indices)} pictures", "write an .mp4")
-    with progress("drawing", quiet=args.json) as report:
+    with progress_bar("drawing", False if args.json else None) as report:
         movies.write_movie(figure, update, indices, out, fps=fps, progress=report)
     found = {
         "out": str(out),

@@ -9,8 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.console import plain, print_json, progress
+from iclflow.cli.console import plain, print_json
 from iclflow.cli.outputs import add_force, check_outputs
+from iclflow.results.progress import progress_bar
 
 EXAMPLES = """examples:
   iclflow bench --quick
@@ -92,7 +93,7 @@ def _measured(args: argparse.Namespace) -> dict[str, Any]:
     before = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
     jax.config.update("jax_enable_x64", not args.single)
     try:
-        with progress("measuring", quiet=args.json) as report:
+        with progress_bar("measuring", False if args.json else None) as report:
             return measure(args.quick, report)
     finally:
         jax.config.update("jax_enable_x64", before)

@@ -5,8 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.console import print_json, progress
+from iclflow.cli.console import print_json
 from iclflow.cli.outputs import add_force, check_outputs
+from iclflow.results.progress import progress_bar
 
 EXAMPLES = """examples:
   iclflow compare attnM_P1000_H8.npz
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     began = time.perf_counter()
     check_outputs(args, (), [args.file])
     recording = Recording.load(args.file)
-    with progress("repeating", quiet=args.json) as report:
+    with progress_bar("repeating", False if args.json else None) as report:
         found = replay(recording, report)
     if found.result == "interrupted":
         raise KeyboardInterrupt

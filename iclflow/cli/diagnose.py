@@ -13,9 +13,10 @@ from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.console import print_json, progress
+from iclflow.cli.console import print_json
 from iclflow.cli.options import above_zero, add_settings, floats, names, positive, seed, typed
 from iclflow.cli.outputs import add_force, check_outputs
+from iclflow.results.progress import progress_bar
 from iclflow.results.terminal import printable
 from iclflow.study.fields import MODEL, TASK, described
 
@@ -376,7 +377,7 @@ def diagnose_checkpoints(args: argparse.Namespace) -> int:
     measures = args.measures or checkpoints.DEFAULT_MEASURES
     if args.show is not None and args.show not in measures:
         raise ValueError(f"--show {args.show} is not measured; there are {', '.join(measures)}")
-    with progress("reading checkpoints", quiet=args.json) as report:
+    with progress_bar("reading checkpoints", False if args.json else None) as report:
         data = checkpoints.measure_series(
             series,
             measures=measures,

@@ -7,8 +7,9 @@ init scale, heads or rank that would make it. With --check, the same from 200 si
 import argparse
 from typing import Any
 
-from iclflow.cli.console import print_json, progress
+from iclflow.cli.console import print_json
 from iclflow.cli.options import add_settings, settings_of, typed
+from iclflow.results.progress import progress_bar
 from iclflow.study.fields import MODEL, TASK
 
 EXAMPLES = """examples:
@@ -36,11 +37,11 @@ def run(args: argparse.Namespace) -> int:
     from iclflow.sweeps.plan import check, plan
 
     settings = settings_of(args)
-    with progress("theory", quiet=args.json):
+    with progress_bar("theory", False if args.json else None):
         found = plan(settings, args.probability)
     found["check"] = None
     if args.check:
-        with progress("training", quiet=args.json) as report:
+        with progress_bar("training", False if args.json else None) as report:
             found["check"] = check(settings, report)
     if args.json:
         print_json(found)

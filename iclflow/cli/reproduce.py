@@ -17,6 +17,7 @@ from iclflow.cli.compiling import compile_sparingly
 from iclflow.cli.console import print_json
 from iclflow.cli.options import typed
 from iclflow.report.figures import FIGURES
+from iclflow.results.progress import no_other_bar
 
 _ALL = " ".join(name for name, figure in FIGURES.items() if not figure.group)
 _NONLINEAR = " ".join(name for name, figure in FIGURES.items() if figure.group == "nonlinear")
@@ -197,7 +198,7 @@ def watching(names: list[str], *, quiet: bool) -> Iterator[Callable[..., None]]:
         TimeElapsedColumn(),
         console=Console(stderr=True),
     )
-    with bar if terminal else nullcontext():
+    with no_other_bar(), bar if terminal else nullcontext():
         tasks = {name: bar.add_task(name, total=1.0, start=False, state="") for name in names}
 
         def watch(name: str, done: float, found: Any) -> None:

@@ -11,10 +11,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.console import print_json, progress
+from iclflow.cli.console import print_json
 from iclflow.cli.options import add_settings, settings_of
 from iclflow.cli.outputs import add_force, check_outputs
 from iclflow.cli.resuming import finished, interrupted, train_into
+from iclflow.results.progress import progress_bar
 from iclflow.study.fields import DATA, DYNAMICS, MODEL, RUNS, TASK
 
 EXAMPLES = """examples:
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         warnings.warn("from zero weights nothing is learned; give a --scale", stacklevel=1)
     if args.out is not None:
         runs = finished(args.out, content_key(settings), force=args.force)
-    with progress("sampling", quiet=args.json) as report:
+    with progress_bar("sampling", False if args.json else None) as report:
         study = Study.of(settings, progress=report)
     kept = runs is not None
     if runs is None:
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 def train(study: Any, args: argparse.Namespace) -> Any:
     """The runs; with --out they are written there."""
-    with progress("training", quiet=args.json) as report:
+    with progress_bar("training", False if args.json else None) as report:
         if args.out is None:
             return study.run(progress=report)
         return train_into(args.out, lambda store: study.run(progress=report, store=store))
@@ -94,7 +95,7 @@ def after(study: Any, runs: Any, args: argparse.Namespace) -> dict[str, Any]:
     """The summary of the runs, with theory and picture where asked for."""
     theory = None
     if (args.plot is not None or args.theory) and not interrupted(runs):
-        with progress("theory", quiet=args.json):
+        with progress_bar("theory", False if args.json else None):
             theory = study.prediction(runs)
     summary = study.summary(runs, theory)
     for name in ("out", "plot"):

@@ -8,9 +8,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.console import print_json, progress
+from iclflow.cli.console import print_json
 from iclflow.cli.options import above_zero, positive, seed, typed
 from iclflow.cli.resuming import finished, train_into
+from iclflow.results.progress import progress_bar
 
 EXAMPLES = """examples:
   iclflow train --model attnM --head 8 --init 1e-6 --show
@@ -131,11 +132,8 @@ def run(args: argparse.Namespace) -> int:
     )
     dataset = finished(archive, key, force=args.force)
     if dataset is None:
-        with (
-            progress("sampling", quiet=args.json) as sampling,
-            progress("training", quiet=args.json) as training,
-        ):
-            watched = {"sampling": sampling, "progress": training}
+        with progress_bar("sampling and training", False if args.json else None) as told:
+            watched = {"sampling": told, "progress": told}
             dataset = train_into(
                 archive, lambda store: train(options, convention, store=store, **watched)
             )

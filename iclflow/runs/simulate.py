@@ -1,6 +1,9 @@
 """`simulate`: one training run, as a pure function."""
 
+import itertools
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -14,6 +17,7 @@ from iclflow.dynamics import AbstractDynamics, Descent
 from iclflow.dynamics.base import marks_until
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
+from iclflow.results.progress import Progress, progress_bar
 from iclflow.results.trajectory import Trajectory
 from iclflow.runs.record import Record, Recording, measure_after, resolve
 from iclflow.runs.record.quantities import MODELS
@@ -34,6 +38,7 @@ def simulate(
     test: Test = None,
     key: PRNGKeyArray | None = None,
     state: Any = None,
+    progress: bool | Progress | None = False,
 ) -> Trajectory:
     """Train `model` on `loss` and record along the way.
 
@@ -51,6 +56,9 @@ def simulate(
     - `key`: randomness of stochastic losses.
     - `state`: `Trajectory.state` of an earlier run to go on from. The weights are then its own;
       `model` says of which kind they are, and another kind is refused.
+    - `progress`: True shows a progress bar, a function (done, total) is called at every save
+      point, and None shows a bar after two seconds where a person looks on. The computation
+      then calls back to the host, so this is refused under `jit`, `vmap` and `grad`.
 
     >>> import jax, iclflow as icl
     >>> task = icl.Task(spectrum=[0.4, 0.3, 0.2, 0.1], context=31)
@@ -68,7 +76,8 @@ def simulate(
     recording = resolve(record, loss=loss, dynamics=dynamics)
     if state is None:
         key = jax.random.key(0) if key is None else key
-        return _simulate(loss, model, dynamics, marks, recording, key)
+        run = partial(_simulate, loss, model, dynamics, marks, key)
+        return run(recording) if progress is False else _watched(run, recording, marks, progress)
     start = eqx.filter_eval_shape(dynamics.init, loss, model, jax.random.key(0))
     if _shapes(state) != _shapes(start):
         raise ValueError(
@@ -77,7 +86,45 @@ def simulate(
         )
     if saveat is None and not isinstance(state.mark, Tracer):
         marks = marks[marks >= np.asarray(state.mark)]
-    return _resume(loss, state, dynamics, marks, recording)
+    run = partial(_resume, loss, state, dynamics, marks)
+    return run(recording) if progress is False else _watched(run, recording, marks, progress)
+
+
+TICK = "progress"  # the name under which a watched run records nothing and calls back
+
+
+def _watched(
+    run: Callable[[Recording], Trajectory],
+    recording: Recording,
+    marks: np.ndarray,
+    progress: bool | Progress | None,
+) -> Trajectory:
+    """The same run, which tells at every mark how far it is.
+
+    A compiled run is one call, so only the computation itself can tell. The recorder at the marks
+    is the one place of it that every dynamics has.
+    """
+    with progress_bar("training", progress) as report:
+        marked = itertools.count()
+
+        def tell() -> None:
+            now = min(next(marked), len(marks) - 1)
+            report(float(marks[now]), float(marks[-1]))
+
+        def tick(model: AbstractModel, loss: AbstractLoss) -> Any:
+            jax.debug.callback(tell)
+            return jnp.zeros(())
+
+        found = run(Recording({**recording.functions, TICK: tick}, recording.after))
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(found)):
+            raise ValueError(
+                "progress cannot be shown under jit, vmap or grad; leave it out there, or call "
+                "simulate outside of them"
+            )
+        jax.block_until_ready(eqx.filter(found, eqx.is_array))
+        jax.effects_barrier()
+    kept = {name: values for name, values in found.record.items() if name != TICK}
+    return eqx.tree_at(lambda r: r.record, found, kept)
 
 
 def _shapes(state: Any) -> dict[str, tuple[int, ...]]:
@@ -88,7 +135,7 @@ def _shapes(state: Any) -> dict[str, tuple[int, ...]]:
 
 
 @eqx.filter_jit
-def _simulate(loss, model, dynamics, marks, recording, key) -> Trajectory:
+def _simulate(loss, model, dynamics, marks, key, recording: Recording) -> Trajectory:
     return _resume(loss, dynamics.init(loss, model, key), dynamics, marks, recording)
 
 

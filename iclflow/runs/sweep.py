@@ -20,6 +20,7 @@ from iclflow.losses import AbstractLoss, Population
 from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractInitialiser, AbstractModel
 from iclflow.models.kinds import once_a_kind
+from iclflow.results.progress import Progress, progress_bar
 from iclflow.results.provenance import code_key
 from iclflow.runs.batch import AbstractObserver, BatchResult, Piece, run_batch
 from iclflow.runs.dataset import assemble
@@ -62,7 +63,7 @@ def sweep(
     key: PRNGKeyArray | None = None,
     store: Path | str | None = None,
     observers: Sequence[AbstractObserver] = (),
-    progress: Callable[[float, float], None] | None = None,
+    progress: bool | Progress | None = None,
     settings: Any = None,
 ) -> xr.Dataset:
     """Train over seeds and axes; runs of one shape are trained together.
@@ -84,7 +85,9 @@ def sweep(
     - `store`: a folder with everything needed to go on; the same call goes on from it, and the
       result is the same in every bit. A folder with another sweep is refused.
     - `observers`: objects that look on between the pieces of a run, as `Snapshots`.
-    - `progress(done, total)` is called between pieces, in training steps or time.
+    - `progress`: None shows a progress bar on a terminal or in a notebook if the sweep lasts
+      longer than two seconds; True shows it always, False never. A function is called instead
+      of a bar, with (done, total) in training steps or time, between the pieces of the runs.
     - `settings`: what the Dataset is stamped with, instead of these arguments.
 
     Ctrl-C returns what was computed: later points are NaN and `result` says `interrupted`; it is
@@ -118,17 +121,19 @@ def sweep(
     recordings = [_check(batch, with_tests(record, tests, batch.like), final) for batch in plan]
     if disk is not None and sizes is None:
         disk.begin([len(batch.seeds) for batch in plan])
-    watching = [*observers, *([] if progress is None else [_Progress(progress, marks, len(plan))])]
     results: list[BatchResult] = []
-    for number, (batch, (recording, last)) in enumerate(zip(plan, recordings, strict=True)):
-        try:
-            results.append(run_batch(batch, number, marks, recording, last, key, watching, disk))
-        except KeyboardInterrupt:
-            if not results:
-                raise
-            break
-        if results[-1].interrupted:
-            break
+    with progress_bar("training", progress) as report:
+        watching = [*observers, _Progress(report, marks, len(plan))]
+        for number, (batch, (recording, last)) in enumerate(zip(plan, recordings, strict=True)):
+            try:
+                found = run_batch(batch, number, marks, recording, last, key, watching, disk)
+            except KeyboardInterrupt:
+                if not results:
+                    raise
+                break
+            results.append(found)
+            if found.interrupted:
+                break
     coordinates = {**labels, "seed": numbers.astype(int)}
     runs = assemble(results, coordinates, marks, about if settings is None else settings)
     rate = getattr(dynamics, "rate", None)
@@ -196,7 +201,7 @@ def _check(batch: Batch, record: Record, final: Record) -> tuple[Recording, Reco
 class _Progress:
     """Reports how far all batches have come together."""
 
-    report: Callable[[float, float], None]
+    report: Progress
     marks: np.ndarray
     batches: int
 
