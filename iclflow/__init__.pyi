@@ -39,7 +39,6 @@ from iclflow.losses import Fresh as Fresh
 from iclflow.losses import FullFeatures as FullFeatures
 from iclflow.losses import Minibatch as Minibatch
 from iclflow.losses import Moments as Moments
-from iclflow.losses import PoolPass as PoolPass
 from iclflow.losses import Population as Population
 from iclflow.losses import ReducedFeatures as ReducedFeatures
 from iclflow.losses import Sequences as Sequences

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from iclflow.dynamics import Descent, Flow
-from iclflow.losses import Fresh, PoolPass, Population, Sequences, population_moments
+from iclflow.losses import Fresh, Population, population_moments
 from iclflow.models import Blocks, Merged
 from iclflow.runs.simulate import simulate
 from iclflow.tasks.commuting import Commuting
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Mixture, Normal, Pool
+from iclflow.tasks.task_vectors import Mixture, Normal
 from iclflow.theory.linear_transformer import CoupledFlow, TransformerModes, optimum
 
 SPECTRUM = (1.0, 0.6, 0.36, 0.216)
@@ -266,25 +266,6 @@ def test_a_batch_of_fresh_tasks_descends_the_population_in_the_mean():
         assert np.abs((np.mean(drawn, axis=0) - expected) / error).max() < 5.5
     run = simulate(Population(task), model, Descent(0.02 / 2), saveat=[0, 50])
     assert float(run.time[-1]) == pytest.approx(0.02 * 50)
-
-
-def test_a_pass_takes_every_task_of_a_pool_once():
-    base = transformer_task()
-    task = base.replace(tasks=base.tasks.pool(3, KEY).symmetrised())
-    loss = PoolPass(task, Population(task))
-    drawn = eqx.filter_jit(lambda loss, key: loss.draw(key))
-    batch = drawn(loss, KEY)
-    assert isinstance(batch, Sequences)
-    assert isinstance(task.tasks, Pool)
-    labels = np.einsum("mod,mnd->mno", task.tasks.members, batch.prompts.inputs)
-    np.testing.assert_allclose(batch.prompts.labels, labels, atol=1e-14)
-    assert not np.allclose(batch.prompts.inputs, drawn(loss, jax.random.key(1)).prompts.inputs)
-    model = Merged.linear_transformer(task, scale=0.1)(KEY)
-    assert float(loss(model)) == float(Population(task)(model))
-    run = simulate(loss, model, Descent(0.05), saveat=[0, 40], key=KEY)
-    assert float(run.loss[-1]) < float(run.loss[0])
-    with pytest.raises(ValueError, match="needs a finite pool, got Commuting"):
-        PoolPass(base, Population(base))
 
 
 def test_the_theory_says_what_it_does_not_cover():

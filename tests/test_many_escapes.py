@@ -6,8 +6,7 @@ import pytest
 
 import iclflow as icl
 from iclflow.models import draw_models
-from iclflow.theory.drops.limit import vanishing_limit
-from iclflow.theory.drops.many import many_escapes
+from iclflow.theory.drops.limit import many_escapes, vanishing_limit
 
 TASK = icl.Task(spectrum=[0.4, 0.3, 0.1], context=20)
 

@@ -16,4 +16,3 @@ from iclflow.losses.sequences import Sequences as Sequences
 from iclflow.losses.statistics import Statistics as Statistics
 from iclflow.losses.stochastic import Fresh as Fresh
 from iclflow.losses.stochastic import Minibatch as Minibatch
-from iclflow.losses.stochastic import PoolPass as PoolPass

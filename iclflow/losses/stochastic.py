@@ -12,10 +12,7 @@ from iclflow.losses.statistics import Statistics
 from iclflow.models import AbstractModel
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.checks import require_kind, require_size
-from iclflow.tasks.prompt import Prompt
 from iclflow.tasks.prompts import PromptSet
-from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Pool
 
 
 class Minibatch(AbstractLoss):
@@ -80,50 +77,3 @@ class Fresh(AbstractLoss):
 
     def draw(self, key: PRNGKeyArray) -> AbstractLoss:
         return Sequences.of(PromptSet(self.task, key, self.size))
-
-
-class PoolPass(AbstractLoss):
-    """Each step descends the mean over all tasks of a pool, once each with new inputs: an epoch.
-
-    As `Fresh` on the same pool in the mean, without the noise of drawing tasks.
-
-    - `task`: its law of tasks is a `Pool`.
-    - `evaluation`: the loss that is reported.
-    """
-
-    stochastic = True
-
-    task: Task
-    evaluation: AbstractLoss
-
-    def __check_init__(self) -> None:
-        self._members()
-
-    def _members(self) -> Float[Array, "M O D"]:
-        if not isinstance(self.task.tasks, Pool):
-            raise ValueError(
-                f"a pass over tasks needs a finite pool, got {type(self.task.tasks).__name__}; "
-                f"use Fresh, or tasks=Pool(...)"
-            )
-        return self.task.tasks.members
-
-    @property
-    def size(self) -> int:
-        """The number of tasks, and of prompts a step."""
-        return self._members().shape[0]
-
-    def __call__(self, model: AbstractModel) -> Float[Array, ""]:
-        return self.evaluation(model)
-
-    def admits(self, model: AbstractModel) -> str | None:
-        return self.evaluation.admits(model) or misfit(model, self.task.size, self.task.outputs)
-
-    def draw(self, key: PRNGKeyArray) -> AbstractLoss:
-        members = self._members()
-
-        def one(index: Array, member: Float[Array, "O D"]) -> Prompt:
-            draw = self.task.draw(jax.random.fold_in(key, index))
-            return self.task.prompt(eqx.tree_at(lambda d: d.task, draw, member))
-
-        prompts = jax.vmap(one)(jnp.arange(members.shape[0]), members)
-        return Sequences(prompts, self.task.lengths)

@@ -12,7 +12,7 @@ from iclflow.models import AbstractModel, draw_model, draw_models, empty_model
 from iclflow.results.progress import Progress
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study, drop_times
-from iclflow.theory.drops.many import many_escapes
+from iclflow.theory.drops.limit import many_escapes
 from iclflow.theory.predict import covered_levels
 
 STARTS, FEW = 1000, 64  # starts behind a law: where they are computed together, and one by one

@@ -44,21 +44,12 @@ from iclflow.theory.drops.staircase import Staircase as Staircase
 from iclflow.theory.drops.staircase import staircase as staircase
 from iclflow.theory.fixed_points.conserved import conservation_drift as conservation_drift
 from iclflow.theory.fixed_points.conserved import conserved_quantities as conserved_quantities
-from iclflow.theory.fixed_points.hessian import hessian_matrix as hessian_matrix
-from iclflow.theory.fixed_points.hessian import hessian_product as hessian_product
 from iclflow.theory.fixed_points.levels import conspicuous_plateaus as conspicuous_plateaus
 from iclflow.theory.fixed_points.levels import drop_sizes as drop_sizes
 from iclflow.theory.fixed_points.levels import final_loss as final_loss
 from iclflow.theory.fixed_points.levels import fixed_point_count as fixed_point_count
 from iclflow.theory.fixed_points.levels import level_count as level_count
 from iclflow.theory.fixed_points.levels import plateau_losses as plateau_losses
-from iclflow.theory.fixed_points.merged_stability import MergedStability as MergedStability
-from iclflow.theory.fixed_points.merged_stability import (
-    merged_stability_at_minimum as merged_stability_at_minimum,
-)
-from iclflow.theory.fixed_points.merged_stability import (
-    merged_stability_at_zero as merged_stability_at_zero,
-)
 from iclflow.theory.fixed_points.modes import Gains as Gains
 from iclflow.theory.fixed_points.modes import Modes as Modes
 from iclflow.theory.fixed_points.points import FixedPoint as FixedPoint
@@ -67,6 +58,8 @@ from iclflow.theory.fixed_points.points import merged_weights as merged_weights
 from iclflow.theory.fixed_points.points import saddle_path as saddle_path
 from iclflow.theory.fixed_points.stability import Order as Order
 from iclflow.theory.fixed_points.stability import Stability as Stability
+from iclflow.theory.fixed_points.stability import hessian_matrix as hessian_matrix
+from iclflow.theory.fixed_points.stability import hessian_product as hessian_product
 from iclflow.theory.fixed_points.stability import separate_stability as separate_stability
 from iclflow.theory.fixed_points.stability import swap_index as swap_index
 from iclflow.theory.fixed_points.stationarity import Conditions as Conditions

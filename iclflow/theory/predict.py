@@ -292,7 +292,7 @@ def drop_times(source: Source, models: Sequence[AbstractModel]) -> Float[np.ndar
     """The times of all drops of several starts of one shape; infinite where a drop never comes.
 
     - `source`, `models`: each start is predicted as by `predict`. For very many starts
-      `theory.drops.many.many_escapes` has the limit of vanishing weights, all together.
+      `theory.drops.limit.many_escapes` has the limit of vanishing weights, all together.
     """
     known = isinstance(source, Task | Population | Modes)
     loss = source if known or not models else Quadratic.of(source)

@@ -10,7 +10,7 @@ from iclflow.sweeps.cells import Workshop
 from iclflow.sweeps.design import Design
 from iclflow.sweeps.examples import curve
 from iclflow.sweeps.examples.base import Answer, Example
-from iclflow.theory.drops.many import many_escapes
+from iclflow.theory.drops.limit import many_escapes
 
 SINGLE = 20_000  # single heads behind the law
 figure = curve.figure

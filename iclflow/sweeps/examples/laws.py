@@ -9,7 +9,7 @@ from iclflow.models import draw_models
 from iclflow.sweeps.cells import Workshop
 from iclflow.sweeps.design import Design
 from iclflow.sweeps.examples.base import Answer, Example
-from iclflow.theory.drops.many import many_escapes
+from iclflow.theory.drops.limit import many_escapes
 
 STARTS = 10_000  # of which the theory is computed
 POINTS = 400  # of a curve that is drawn

@@ -6,8 +6,9 @@ n = k - q, the phase s = ∫ v dt/τ solves it: `p_d → p_d e^{g_d s}`, `n_d �
 
     v² = W(s) = v(0)² + ¼ Σ_d [P_d (e^{2 g_d s} - 1) + N_d (e^{-2 g_d s} - 1)],  P_d = Σᵣ p_{rd}²,
 
-and s runs to ±∞ in a finite time, ∫ ds/√W (`EscapePath`). Everything is NumPy, vectorised over
-heads; times t/τ.
+and s runs to ±∞ in a finite time, ∫ ds/√W, by quadrature (`EscapePath`). W is convex: a head that
+moves towards a zero of W turns there and escapes on the other side. Everything is NumPy, vectorised
+over heads; times t/τ.
 """
 
 import dataclasses
@@ -19,7 +20,232 @@ import numpy as np
 import scipy
 from jaxtyping import ArrayLike, Bool, Float
 
-from iclflow.theory.drops.escape_path import EscapePath, slope_of
+PANELS, ORDER = 14, 12  # composite Gauss-Legendre in a variable where the integrand is smooth
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(ORDER)
+LOG_END = 2 * np.log(1e14)  # the integral is cut where √W has grown 1e14 times
+LOG_MAX = 700.0  # of an exponential
+FLOOR = 1e-290
+PORTION = 2**15  # numbers at a time: temporaries of this size stay in the cache
+CLOSEST = 1e-15  # distance of two zeros of W that rounding can tell apart
+
+Head = Float[np.ndarray, " H"]
+HeadMode = Float[np.ndarray, "H D"]
+
+
+def excess(up: HeadMode, down: HeadMode, gains: np.ndarray, s: np.ndarray) -> np.ndarray:
+    """W(s) - W(0) = ¼ Σ [P (e^{2gs} - 1) + N (e^{-2gs} - 1)] at s [H, ...]."""
+    points = s.reshape(len(s), -1)
+    rows = max(1, PORTION // max(points.shape[1] * gains.size, 1))
+    if rows < len(points):
+        parts = [slice(i, i + rows) for i in range(0, len(points), rows)]
+        return np.concatenate([excess(up[i], down[i], gains, s[i]) for i in parts])
+    rise = np.expm1(np.minimum(2 * gains * np.abs(points)[..., None], LOG_MAX))
+    fall = rise / (1 + rise)  # 1 - e^{-2gs}: one exponential serves both
+    pair = np.stack([up, down], axis=-1)
+    ahead, back = rise @ pair, fall @ pair
+    found = np.where(points >= 0, ahead[..., 0] - back[..., 1], ahead[..., 1] - back[..., 0])
+    return found.reshape(s.shape) / 4
+
+
+def slope_of(up: HeadMode, down: HeadMode, gains: np.ndarray, s: np.ndarray) -> np.ndarray:
+    """W'(s) = ½ Σ g (P e^{2gs} - N e^{-2gs}) at s [H]."""
+    z = 2 * gains * s[:, None]
+    return np.sum(gains * (up * np.exp(z) - down * np.exp(-z)), -1) / 2
+
+
+@dataclasses.dataclass(frozen=True)
+class EscapePath:
+    """The way of each head to its blow-up, parametrised by x in which dt/dx is smooth.
+
+    Weights are scaled to about one and s by the largest gain. The head is turned (s → -s, P ↔ N) so
+    that it ends at s = +∞. Where W has zeros s₋ < s₊, the head starts right of s₊, and
+    `s = s₊ + δ sinh² x`, δ = min(s₊ - s₋, 1), with x < 0 before the turn: 1/√W has its other
+    singularity δ to the left, and x resolves both. Where W has none, `s = s_c + δ sinh x` about the
+    minimum, of width δ.
+    """
+
+    gains: Float[np.ndarray, " D"]
+    up: Float[np.ndarray, "H D"]  # P at the centre, after turning
+    down: Float[np.ndarray, "H D"]
+    least: Float[np.ndarray, " H"]  # W at the centre: 0, or the minimum
+    centre: Float[np.ndarray, " H"]
+    width: Float[np.ndarray, " H"]  # δ
+    turns: Bool[np.ndarray, " H"]  # whether W has zeros
+    sign: Float[np.ndarray, " H"]
+    speed: Float[np.ndarray, " H"]  # value weight = speed times √W
+    top: float  # the largest gain: rescaled phase = top times phase, time = speed * top times time
+    edges: Float[np.ndarray, "H n"]  # ends of the panels in x
+    sums: Float[np.ndarray, "H n"]  # time at those ends
+    moving: Bool[np.ndarray, " H"]  # whether the head ever escapes
+
+    @property
+    def blow_up(self) -> Head:
+        """The time of the escape, infinite for a head that stays."""
+        return np.where(self.moving, self.sums[:, -1], np.inf) / (self.speed * self.top)
+
+    @classmethod
+    def of(cls, values: Head, up: HeadMode, down: HeadMode, gains: Float[np.ndarray, " D"]) -> Self:
+        """Find where each head turns and add up its time panel by panel."""
+        alive = gains > 0
+        top = float(gains.max(initial=0.0)) or 1.0
+        gains, up, down = gains[alive] / top, up[:, alive], down[:, alive]
+        size = np.sqrt(values**2 + up.sum(-1) + down.sum(-1))
+        # A power of two: rounding would move zeros of W that are close.
+        scale = np.ldexp(1.0, np.frexp(np.where(size > 0, size, 1.0))[1])
+        v, up, down = values / scale, up / scale[:, None] ** 2, down / scale[:, None] ** 2
+        driven = (gains * (up + down)).sum(-1) > 0
+        stuck = (v == 0) & (slope_of(up, down, gains, np.zeros_like(v)) == 0)
+        lone_up, lone_down = up.sum(-1) == 0, down.sum(-1) == 0
+        up = np.where(lone_up[:, None], FLOOR, up)
+        down = np.where(lone_down[:, None], FLOOR, down)
+
+        lowest = _minimum(up, down, gains)
+        least = v**2 + excess(up, down, gains, lowest)
+        turns = least <= 0
+        sign = np.where(np.where(turns, lowest > 0, v < 0), -1.0, 1.0)
+        flip = sign < 0
+        up, down = np.where(flip[:, None], down, up), np.where(flip[:, None], up, down)
+        lowest, v = sign * lowest, sign * v
+        moving = driven & ~stuck & ~np.where(flip, lone_down, lone_up)
+        lowest = np.where(moving, lowest, 0.0)
+
+        centre = lowest.copy()
+        if turns.any():
+            centre[turns] = _zero(v[turns], up[turns], down[turns], gains, lowest[turns])
+        z = 2 * gains * centre[:, None]
+        up, down = up * np.exp(z), down * np.exp(-z)
+        least = np.where(turns, 0.0, least)
+        curvature = np.sum(gains**2 * (up + down), -1)
+        # Zeros that are close lie evenly about the minimum; of far ones the distance is not used.
+        gap = np.clip(2 * (centre - lowest), CLOSEST, 1.0)
+        bowl = np.sqrt(2 * least / np.maximum(curvature, FLOOR))
+        width = np.where(turns, gap, np.where(bowl > 0, bowl, 1.0))
+        with np.errstate(divide="ignore"):
+            reach = np.min((LOG_END + np.log(4) - np.log(up)) / (2 * gains), -1, initial=np.inf)
+        reach = np.where(moving, reach, 0.0)  # a head at rest needs no path
+        before = np.sqrt(np.maximum(-centre, 0) / width)
+        low = np.arcsinh(np.where(turns, np.where(v < 0, -before, before), -centre / width))
+        high = np.arcsinh(np.where(turns, np.sqrt(reach / width), reach / width))
+        edges = low[:, None] + np.maximum(high - low, 0)[:, None] * np.linspace(0, 1, PANELS + 1)
+        path = cls(
+            gains, up, down, least, centre, width, turns, sign, scale, top,
+            edges, np.zeros_like(edges), moving,
+        )  # fmt: skip
+        parts = path._quadrature(edges[:, :-1], edges[:, 1:])
+        sums = np.concatenate([np.zeros((len(v), 1)), np.cumsum(parts, axis=1)], axis=1)
+        return dataclasses.replace(path, sums=sums)
+
+    def only(self, keep: Bool[np.ndarray, " H"] | slice) -> Self:
+        """The paths of some of the heads."""
+        return dataclasses.replace(self, **{name: getattr(self, name)[keep] for name in PER_HEAD})
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """The paths of all heads of several sets with equal gains."""
+        fields = {name: np.concatenate([getattr(p, name) for p in parts]) for name in PER_HEAD}
+        return dataclasses.replace(parts[0], **fields)
+
+    def _place(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """s - s_c and its derivative at x [H, ...]."""
+        width, turns = (a.reshape(-1, *(1,) * (x.ndim - 1)) for a in (self.width, self.turns))
+        sinh, cosh = np.sinh(x), np.cosh(x)
+        # At the turn itself both go to zero, and their ratio does not.
+        away = np.maximum(np.abs(sinh), 1e-20)
+        s = width * np.where(turns, away**2, sinh)
+        return s, width * cosh * np.where(turns, 2 * away, 1.0)
+
+    def _rate(self, x: np.ndarray) -> np.ndarray:
+        """dt/dx = (ds/dx)/√W at x [H, ...]."""
+        s, stretch = self._place(x)
+        least = self.least.reshape(-1, *(1,) * (x.ndim - 1))
+        root = np.sqrt(least + excess(self.up, self.down, self.gains, s))
+        return stretch / np.maximum(root, FLOOR)
+
+    def _quadrature(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """The time between low and high, one Gauss-Legendre panel each."""
+        half = (high - low) / 2
+        x = (low + half)[..., None] + half[..., None] * NODES
+        return half * (self._rate(x) @ WEIGHTS)
+
+    def at(
+        self, times: Float[np.ndarray, "#H T"]
+    ) -> tuple[Float[np.ndarray, "H T"], Float[np.ndarray, "H T"]]:
+        """Value weight and phase s of the heads that escape, at times before they do."""
+        if np.any(times.max(axis=1, initial=0.0) >= self.blow_up):
+            raise ValueError("a head escapes before that time; propagate to an earlier one")
+        wanted = (self.speed * self.top)[:, None] * times
+        panel = np.sum(self.sums[:, None] <= wanted[..., None], axis=-1) - 1
+        panel = np.clip(panel, 0, PANELS - 1)
+        low, high = (np.take_along_axis(self.edges, panel + end, axis=1) for end in (0, 1))
+        begin, whole = (np.take_along_axis(self.sums, panel + end, axis=1) for end in (0, 1))
+        left = wanted - begin
+        share = left / np.where(whole > begin, whole - begin, 1.0)
+        x, bottom, ceiling = low + share.clip(0, 1) * (high - low), low, high
+        for _ in range(60):
+            error = self._quadrature(low, x) - left
+            bottom, ceiling = np.where(error < 0, x, bottom), np.where(error < 0, ceiling, x)
+            newton = x - error / self._rate(x)
+            inside = (newton >= bottom) & (newton <= ceiling)
+            new = np.where(inside, newton, (bottom + ceiling) / 2)
+            done = np.abs(new - x) <= 1e-14 * (1 + np.abs(x))  # the next step would be rounding
+            x = new
+            if np.all(done | ~self.moving[:, None]):
+                break
+        s, _ = self._place(x)
+        square = self.least[:, None] + excess(self.up, self.down, self.gains, s)
+        root = np.sqrt(np.maximum(square, 0)) * np.where(self.turns[:, None] & (x < 0), -1, 1)
+        sign = self.sign[:, None]
+        return sign * root * self.speed[:, None], sign * (self.centre[:, None] + s) / self.top
+
+
+PER_HEAD = [f.name for f in dataclasses.fields(EscapePath) if f.name not in ("gains", "top")]
+
+
+def _minimum(up: HeadMode, down: HeadMode, gains: np.ndarray) -> Head:
+    """Where W' = 0: Newton on ln Σ g P e^{2gs} - ln Σ g N e^{-2gs}, which is nearly linear."""
+    s = np.zeros(len(up))
+    if gains.size == 0:
+        return s
+    low, high = np.full(len(up), -np.inf), np.full(len(up), np.inf)
+    with np.errstate(divide="ignore"):
+        log_up, log_down = np.log(gains * up), np.log(gains * down)
+    for _ in range(200):
+        z = 2 * gains * s[:, None]
+        a, b = log_up + z, log_down - z
+        a_top, b_top = a.max(-1, keepdims=True), b.max(-1, keepdims=True)
+        a_sum, b_sum = np.exp(a - a_top), np.exp(b - b_top)
+        value = (a_top - b_top)[:, 0] + np.log(a_sum.sum(-1) / b_sum.sum(-1))
+        slope = 2 * (a_sum @ gains / a_sum.sum(-1) + b_sum @ gains / b_sum.sum(-1))
+        low, high = np.where(value < 0, s, low), np.where(value < 0, high, s)
+        new = s - value / slope
+        bounded = np.isfinite(low) & np.isfinite(high)
+        outside = bounded & ((new < low) | (new > high))
+        new = np.where(outside, (np.where(bounded, low + high, 0)) / 2, new)
+        done = np.abs(new - s) <= 1e-15 * (1 + np.abs(s))
+        s = new
+        if np.all(done):
+            break
+    return s
+
+
+def _zero(v: Head, up: HeadMode, down: HeadMode, gains: np.ndarray, minimum: Head) -> Head:
+    """The larger zero of W, between its minimum and s = 0, of heads that have one."""
+    low, high = np.minimum(minimum, 0.0), np.zeros_like(v)
+    s, last = high.copy(), np.full_like(v, np.inf)
+    for _ in range(200):
+        value = v**2 + excess(up, down, gains, s)
+        low, high = np.where(value < 0, s, low), np.where(value < 0, high, s)
+        slope = slope_of(up, down, gains, s)
+        new = s - value / np.where(slope > 0, slope, 1.0)
+        inside = (new >= low) & (new <= high) & (slope > 0)
+        new = np.where(inside, new, (low + high) / 2)
+        step = np.abs(new - s)
+        # Close to the zero W is rounding, and steps that no longer shrink are noise.
+        done = step <= np.where(step > last / 2, 1e-12, 2e-16) * np.abs(s)
+        s, last = new, step
+        if np.all(done):
+            break
+    return s
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,24 +1,220 @@
 """Stability of the fixed points of separate attention: order, index, Hessian spectrum, escape.
 
-The Hessian is that of L at named weights, `FixedPoint.weights(heads, rank, holdings)`, and escape
-rates are those of gradient flow, half of its negative eigenvalues with the other sign. Saddles
-on the path from small weights have a positive semidefinite Hessian and are left at third order;
-those off it are strict. Off the weights of least norm the index changes (a head with v = 0,
-q = 0, k ≠ 0 has one eigenvalue -2 |A_Sᵀ k|): use `hessian_product` there.
+The Hessian is that of L, which has no factor ½ (9), and which a run records as `sharpness`. It is
+taken at named weights, `FixedPoint.weights(heads, rank, holdings)`. Gradient flow is
+τ dW/dt = -∂(L/2)/∂W, so a direction with eigenvalue h grows at the rate -h/2 in t/τ: escape rates
+are half of the negative eigenvalues with the other sign. Saddles on the path from small weights
+have a positive semidefinite Hessian and are left at third order; those off it are strict. Off the
+weights of least norm the index changes (a head with v = 0, q = 0, k ≠ 0 has one eigenvalue
+-2 |A_Sᵀ k|): use `hessian_product` there.
+
+For commuting tasks the spectrum is known in closed form. In the common eigenbasis the Hessian of
+L/2 falls into blocks of one or two weights, and one block of r + 1 for each head's value. With v
+the value of the head that holds mode d and P_d = v m_d:
+
+- a head with modes T: the eigenvalues of diag(2 P_d λ_d b_d) + z zᵀ, z_d = (λ_d b_d)^(1/2) m_d/v,
+  and |T| + 1 zeros (rank one: 3 g_d m_d^(1/3));
+- ordered pairs d ≠ j in S: b_d λ_j (P_d + P_j), and 0;
+- d in S, j not in S, on (k_d·e_j, q_d·e_j): [[b_j λ_d P_d, -v g_j], [-v g_j, b_d λ_j P_d]], of
+  determinant v² b_j λ_j (σ_d² - σ_j²): one negative eigenvalue if and only if σ_j > σ_d;
+- an empty pair of an active head: ±v g_j for every j not in S;
+- a zero head: zeros.
 """
 
 import enum
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Int
 
-from iclflow.models import Separate
-from iclflow.theory.fixed_points.hessian import hessian_matrix
-from iclflow.theory.fixed_points.modes import Gains
+from iclflow.losses import Population
+from iclflow.models import Merged, Separate
+from iclflow.tasks.task import Task
+from iclflow.theory.fixed_points.modes import Gains, Modes
 from iclflow.theory.fixed_points.points import FixedPoint, Holdings
-from iclflow.theory.fixed_points.separate_spectrum import Escapes, separate_spectrum
+from iclflow.theory.fixed_points.stationarity import Attention, residual_matrix
+
+
+class Escapes(eqx.Module):
+    """The unstable directions of a strict saddle, fastest first.
+
+    Number i changes key and query `pair[i]` of `head[i]` along mode `mode[i]` by `key[i]` and
+    `query[i]`; `vectors` holds whole weight vectors instead, where there is no closed form.
+    """
+
+    rates: Float[Array, " n"]
+    head: Int[Array, " n"]
+    pair: Int[Array, " n"]
+    mode: Int[Array, " n"]
+    key: Float[Array, " n"]
+    query: Float[Array, " n"]
+    basis: Float[Array, "D r"]
+    vectors: Float[Array, "n w"] | None = None
+
+    @classmethod
+    def dense(cls, rates: Float[Array, " n"], vectors: Float[Array, "n w"]) -> "Escapes":
+        """Directions given as whole weight vectors."""
+        none, empty = jnp.zeros(rates.shape[0], int), jnp.zeros(rates.shape[0], rates.dtype)
+        basis = jnp.zeros((0, 0), rates.dtype)
+        return cls(rates, none, none, none, empty, empty, basis, vectors)
+
+    def direction(self, model: Separate, number: int) -> Separate:
+        """Direction `number` in the shape of the model's weights."""
+        if self.vectors is not None:
+            return ravel_pytree(model)[1](self.vectors[number])
+        head, pair, mode = (int(a[number]) for a in (self.head, self.pair, self.mode))
+        along = np.asarray(self.basis)[:, mode]
+        keys, queries = np.zeros(model.keys.shape), np.zeros(model.queries.shape)
+        keys[head, pair] = float(self.key[number]) * along
+        queries[head, pair] = float(self.query[number]) * along
+        dtype = model.keys.dtype
+        return Separate(
+            values=jnp.zeros_like(model.values),
+            keys=jnp.asarray(keys, dtype),
+            queries=jnp.asarray(queries, dtype),
+        )
+
+
+def separate_spectrum(
+    point: FixedPoint, holdings: Holdings, heads: int, rank: int
+) -> tuple[Float[Array, " n"], Escapes]:
+    """All eigenvalues (ascending) at `point.weights(heads, rank, holdings)`, and the escapes."""
+    modes = point.modes
+    lam, b, g = (np.asarray(a, dtype=np.float64) for a in modes.directions())
+    sigma = np.concatenate([np.asarray(modes.singular), np.zeros(modes.size - modes.rank)])
+    order = [d for head in holdings for d in head]
+    learned = np.asarray(order, dtype=int)
+    others = np.setdiff1d(np.arange(modes.size), learned)
+    m = g[learned] / (lam[learned] * b[learned])
+    head_of = np.repeat(np.arange(len(holdings)), [len(h) for h in holdings])
+    pair_of = np.asarray([r for head in holdings for r in range(len(head))], dtype=int)
+    value = np.asarray([m[head_of == i].sum() ** (1 / 3) for i in range(len(holdings))])
+    v = value[head_of] if len(order) else np.zeros(0)
+    found = [_value_blocks(m, v, lam[learned] * b[learned], head_of, len(holdings))]
+
+    stiff = b[learned][:, None] * lam[learned][None, :] * ((v * m)[:, None] + (v * m)[None, :])
+    found.append(stiff[~np.eye(len(order), dtype=bool)])
+
+    # Rows: learned modes d; columns: all other directions j.
+    p = b[others][None, :] * (lam[learned] * v * m)[:, None]
+    r = lam[others][None, :] * (b[learned] * v * m)[:, None]
+    t = v[:, None] * g[others][None, :]
+    upper = (p + r) / 2 + np.hypot((p - r) / 2, t)
+    gap = sigma[learned][:, None] ** 2 - sigma[others][None, :] ** 2
+    determinant = (v**2)[:, None] * (b * lam)[others][None, :] * gap
+    lower = determinant / np.where(upper > 0, upper, 1.0)
+    found += [upper.ravel(), lower.ravel()]
+    swaps = np.argwhere(sigma[others][None, :] > sigma[learned][:, None] * (1 + 1e-9))
+    d, j = swaps[:, 0], swaps[:, 1]
+    key, query = t[d, j], p[d, j] - lower[d, j]
+    norm = np.hypot(key, query)
+    rows = [
+        np.stack(
+            [-lower[d, j], head_of[d], pair_of[d], others[j], key / norm, query / norm], axis=1
+        )
+    ]
+
+    unlearned = others[g[others] > 0]
+    for i, head in enumerate(holdings):
+        for pair in range(len(head), rank):
+            rates = value[i] * g[unlearned]
+            found += [rates, -rates]
+            same = np.ones_like(rates)
+            half = same / np.sqrt(2)
+            rows.append(np.stack([rates, i * same, pair * same, unlearned, half, half], axis=1))
+    values = np.concatenate(found)
+    zeros = np.zeros(heads * (1 + 2 * rank * modes.size) - values.size)
+    dtype = modes.covariance.dtype
+    table = np.concatenate(rows)
+    table = table[np.argsort(-table[:, 0], kind="stable")]
+    floats = (jnp.asarray(table[:, i], dtype) for i in (0, 4, 5))
+    rate, key_part, query_part = floats
+    head_index, pair_index, mode_index = (jnp.asarray(table[:, i], int) for i in (1, 2, 3))
+    return jnp.asarray(np.sort(np.concatenate([values, zeros])), dtype), Escapes(
+        rate, head_index, pair_index, mode_index, key_part, query_part, modes.right
+    )
+
+
+def _value_blocks(
+    m: np.ndarray, v: np.ndarray, stiffness: np.ndarray, head_of: np.ndarray, count: int
+) -> np.ndarray:
+    """The |T| positive eigenvalues of each head along its own modes and value."""
+    parts: list[np.ndarray] = [np.zeros(0)]
+    for i in range(count):
+        mine = head_of == i
+        z = np.sqrt(stiffness[mine]) * m[mine] / v[mine]
+        matrix = np.diag(2 * v[mine] * m[mine] * stiffness[mine]) + np.outer(z, z)
+        parts.append(np.linalg.eigvalsh(matrix))
+    return np.concatenate(parts)
+
+
+def hessian_product(
+    model: Attention, direction: Attention, source: Task | Population | Modes
+) -> Attention:
+    """H d for the Hessian H of L at given weights, without forming it: O(H R D² + D³).
+
+    With dM the change of M along d and dA = -B dM Λ, separate attention has
+    (H d)_v = -2 Σ_r (dkᵀ A q + kᵀ A dq + kᵀ dA q), (H d)_k = -2 (dv A q + v A dq + v dA q),
+    (H d)_q = -2 (dv Aᵀ k + v Aᵀ dk + v dAᵀ k); merged (H d)_v = -2 (⟨dU, A⟩ + ⟨U, dA⟩),
+    (H d)_U = -2 (dv A + v dA).
+
+    - `model`: the weights at which the Hessian is taken, merged or separate attention.
+    - `direction`: d, weights of the same shape.
+    - `source`: the task, its population or its modes.
+    """
+    modes = Modes.of(source)
+    a = residual_matrix(model, modes)
+    v, dv = model.values[:, 0, 0], direction.values[:, 0, 0]
+    if isinstance(model, Merged):
+        assert isinstance(direction, Merged)
+        change = jnp.einsum("h,hdc->dc", dv, model.merged)
+        change = change + jnp.einsum("h,hdc->dc", v, direction.merged)
+        da = -modes.second @ change @ modes.covariance
+        value = jnp.einsum("hdc,dc->h", direction.merged, a)
+        value = value + jnp.einsum("hdc,dc->h", model.merged, da)
+        merged = dv[:, None, None] * a[None] + v[:, None, None] * da[None]
+        return type(model)(values=-2 * value[:, None, None], merged=-2 * merged)
+    assert isinstance(direction, Separate)
+    k, q, dk, dq = model.keys, model.queries, direction.keys, direction.queries
+    change = jnp.einsum("h,hrd,hrc->dc", dv, k, q)
+    change = change + jnp.einsum("h,hrd,hrc->dc", v, dk, q)
+    change = change + jnp.einsum("h,hrd,hrc->dc", v, k, dq)
+    da = -modes.second @ change @ modes.covariance
+    # A q, A dq + dA q and their transposes for the keys; every entry below is built from these.
+    aq, ak = q @ a.T, k @ a
+    daq, dak = dq @ a.T + q @ da.T, dk @ a + k @ da
+    value = jnp.sum(dk * aq, axis=(1, 2)) + jnp.sum(k * daq, axis=(1, 2))
+    dv, v = dv[:, None, None], v[:, None, None]
+    return type(model)(
+        values=-2 * value[:, None, None],
+        keys=-2 * (dv * aq + v * daq),
+        queries=-2 * (dv * ak + v * dak),
+    )
+
+
+def hessian_matrix(
+    model: Merged | Separate, source: Task | Population | Modes
+) -> Float[Array, "n n"]:
+    """The dense Hessian of L, weights in the order of `ravel_pytree` (values first).
+
+    - `model`: the weights at which it is taken, merged or separate attention.
+    - `source`: the task, its population or its modes.
+    """
+    return _dense(model, Modes.of(source))
+
+
+@eqx.filter_jit
+def _dense(model: Merged | Separate, modes: Modes) -> Float[Array, "n n"]:
+    flat, unravel = ravel_pytree(model)
+
+    def column(unit: Float[Array, " n"]) -> Float[Array, " n"]:
+        return ravel_pytree(hessian_product(model, unravel(unit), modes))[0]
+
+    return jax.vmap(column)(jnp.eye(flat.shape[0], dtype=flat.dtype))
+
 
 DENSE_LIMIT = 2000  # weights of active heads up to which a dense Hessian is diagonalised
 
