@@ -12,7 +12,7 @@ import iclflow as icl
 from iclflow.cli import main
 from iclflow.diagnosis.film import film_scene
 from iclflow.plots.weights import weights_film
-from iclflow.results import movies
+from iclflow.results import pictures
 from iclflow.results.netcdf import load
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
@@ -142,7 +142,7 @@ def test_a_run_that_stopped_early_ends_there(separate):
 
 def test_frames_are_even_in_time():
     clock = np.array([0.0, 1.0, 2.0, 10.0])
-    assert movies.frame_indices(clock, 6).tolist() == [0, 2, 2, 2, 2, 3]
+    assert pictures.frame_indices(clock, 6).tolist() == [0, 2, 2, 2, 2, 3]
 
 
 @pytest.mark.parametrize("kind", ["separate", "merged"])
@@ -183,19 +183,30 @@ def test_a_gif_has_its_frames(runs, tmp_path, capsys):
     assert [p.name for p in tmp_path.iterdir()] == ["film.gif"]
 
 
-@pytest.mark.skipif(movies.ffmpeg() is None, reason="there is no ffmpeg")
+@pytest.mark.skipif(pictures.ffmpeg() is None, reason="there is no ffmpeg")
 def test_an_mp4_can_be_played(runs, tmp_path, capsys):
     path = tmp_path / "film.mp4"
     assert film_of(runs, "--seed", 1, "--out", path) == 0
     assert "4 frames at 8 a second" in capsys.readouterr().out
-    check = [movies.ffmpeg(), "-v", "error", "-i", path, "-f", "rawvideo", "-pix_fmt", "gray", "-"]
+    check = [
+        pictures.ffmpeg(),
+        "-v",
+        "error",
+        "-i",
+        path,
+        "-f",
+        "rawvideo",
+        "-pix_fmt",
+        "gray",
+        "-",
+    ]
     found = subprocess.run(check, capture_output=True, check=True)
     assert found.stderr == b""
     assert len(found.stdout) == 4 * 1280 * 720
 
 
 def test_without_ffmpeg_it_is_a_gif(separate, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(movies, "ffmpeg", lambda: None)
+    monkeypatch.setattr(pictures, "ffmpeg", lambda: None)
     path = icl.save(separate.isel(seed=[0]), tmp_path / "run.nc")
     assert film_of(path) == 0
     assert (tmp_path / "run.gif").is_file()
@@ -210,7 +221,7 @@ def test_few_recorded_points_are_mentioned(separate, tmp_path, capsys):
 
 
 def test_a_failing_encoder_leaves_nothing(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(movies, "ffmpeg", lambda: "false")
+    monkeypatch.setattr(pictures, "ffmpeg", lambda: "false")
     with pytest.raises(SystemExit) as stop:
         film_of(runs, "--seed", 0, "--out", tmp_path / "film.mp4")
     assert stop.value.code == 2
@@ -271,7 +282,7 @@ def test_files_that_cannot_be_animated(runs, tmp_path, capsys):
 
 
 def test_mp4_without_ffmpeg_says_what_to_do(runs, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(movies, "ffmpeg", lambda: None)
+    monkeypatch.setattr(pictures, "ffmpeg", lambda: None)
     with pytest.raises(SystemExit):
         film_of(runs, "--seed", 0, "--out", tmp_path / "film.mp4")
     assert "iclflow[video]" in capsys.readouterr().err

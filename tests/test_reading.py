@@ -23,8 +23,8 @@ from iclflow.checkpoints import (
 from iclflow.checkpoints import measure_series as measured
 from iclflow.diagnosis import diagnose_curve
 from iclflow.results import reading
+from iclflow.results.choices import printable
 from iclflow.results.netcdf import load
-from iclflow.results.terminal import printable
 from iclflow.runs.store import Store
 from iclflow.study.settings import read_toml
 

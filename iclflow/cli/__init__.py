@@ -14,8 +14,7 @@ from typing import Any, NoReturn
 import iclflow
 from iclflow.cli.compiling import compile_sparingly, forget_programs, keep_programs
 from iclflow.cli.interrupts import interruptible, leave
-from iclflow.results.choices import require_choice
-from iclflow.results.terminal import printable
+from iclflow.results.choices import printable, require_choice
 
 # Name -> one line. Module iclflow.cli.<name> has `add_arguments(parser)` and `run(args) -> int`.
 COMMANDS = {

@@ -45,11 +45,11 @@ def run(args: argparse.Namespace) -> int:
     from iclflow.diagnosis.film import film_scene
     from iclflow.losses.memory import require_memory
     from iclflow.plots.weights import weights_film
-    from iclflow.results import movies
+    from iclflow.results import pictures
     from iclflow.study.settings import load_runs
 
     began = time.perf_counter()
-    out = args.out = args.out or args.run.with_suffix(".mp4" if movies.ffmpeg() else ".gif")
+    out = args.out = args.out or args.run.with_suffix(".mp4" if pictures.ffmpeg() else ".gif")
     check_outputs(args, FILMS, [args.run])
     runs = load_runs(args.run)
     try:
@@ -58,13 +58,13 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.run}: {error}") from None
     gif = out.suffix.lower() == ".gif"
     fps = args.fps or (_GIF_FPS if gif else _MP4_FPS)
-    indices = movies.frame_indices(scene["time"].values, max(2, round(args.seconds * fps)))
+    indices = pictures.frame_indices(scene["time"].values, max(2, round(args.seconds * fps)))
     figure, update = weights_film(scene, dpi=_GIF_DPI if gif else _MP4_DPI)
     pixels = int(figure.bbox.width * figure.bbox.height)
     if gif:
         require_memory(8 * pixels * len(indices), f"{len(indices)} pictures", "write an .mp4")
     with progress_bar("drawing", False if args.json else None) as report:
-        movies.write_movie(figure, update, indices, out, fps=fps, progress=report)
+        pictures.write_movie(figure, update, indices, out, fps=fps, progress=report)
     found = {
         "out": str(out),
         "frames": len(indices),

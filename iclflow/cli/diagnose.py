@@ -16,8 +16,8 @@ from typing import Any
 from iclflow.cli.console import print_json
 from iclflow.cli.options import above_zero, add_settings, floats, names, positive, seed, typed
 from iclflow.cli.outputs import add_force, check_outputs
+from iclflow.results.choices import printable
 from iclflow.results.progress import progress_bar
-from iclflow.results.terminal import printable
 from iclflow.study.fields import MODEL, TASK, described
 
 EXAMPLES = """examples:

@@ -4,9 +4,9 @@ from iclflow.published.conversions import Convention as Convention
 from iclflow.published.conversions import Shape as Shape
 from iclflow.published.conversions import Stated as Stated
 from iclflow.published.options import Options as Options
+from iclflow.published.recording import Comparison as Comparison
 from iclflow.published.recording import Recording as Recording
-from iclflow.published.replay import Comparison as Comparison
-from iclflow.published.replay import replay as replay
+from iclflow.published.recording import replay as replay
 from iclflow.published.training import prompt_set as prompt_set
 from iclflow.published.training import published_loss as published_loss
 from iclflow.published.training import published_task as published_task

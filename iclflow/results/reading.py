@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from iclflow.results.terminal import printable
+from iclflow.results.choices import printable
 
 SETTINGS = 2**24  # bytes of a file of settings; the index of a model of 10⁵ tensors has fewer
 LOG = 2**30  # bytes of a log or a table
