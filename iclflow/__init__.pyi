@@ -33,7 +33,10 @@ from iclflow.losses import AbstractFeatureMap as AbstractFeatureMap
 from iclflow.losses import AbstractLoss as AbstractLoss
 from iclflow.losses import AbstractPromptLoss as AbstractPromptLoss
 from iclflow.losses import AbstractStatistic as AbstractStatistic
+from iclflow.losses import Blend as Blend
+from iclflow.losses import Curriculum as Curriculum
 from iclflow.losses import Draws as Draws
+from iclflow.losses import Drift as Drift
 from iclflow.losses import Features as Features
 from iclflow.losses import Fresh as Fresh
 from iclflow.losses import FullFeatures as FullFeatures

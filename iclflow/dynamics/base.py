@@ -1,7 +1,7 @@
 """What a dynamics is: a way for training time to advance."""
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -60,9 +60,29 @@ class AbstractDynamics(eqx.Module):
         """None if the pair can be trained this way, else the reason why not."""
         return loss.admits(model)
 
+    def renew(self, loss: AbstractLoss, state: Any) -> Any:
+        """The state of a run that goes on with another `loss` from here."""
+        del loss
+        return state
 
-def marks_until(dynamics: AbstractDynamics, until: Any, saveat: Any, count: int) -> Any:
-    """The marks of a run: `saveat` (or about `count` of them) and the end, increasing."""
+
+def marks_until(
+    dynamics: AbstractDynamics, until: Any, saveat: Any, count: int, jumps: Sequence[float] = ()
+) -> Any:
+    """The marks of a run: `saveat` (or about `count` of them), the jumps and the end, increasing.
+
+    - `jumps`: where the loss jumps; those before the end are among the marks.
+    """
+    marks = _marks(dynamics, until, saveat, count)
+    if not len(jumps):
+        return marks
+    if isinstance(marks, Tracer):
+        raise ValueError("a curriculum needs save points that are known numbers, not traced ones")
+    changes = dynamics.as_marks(np.asarray(jumps))
+    return np.union1d(marks, changes[changes <= marks[-1]])
+
+
+def _marks(dynamics: AbstractDynamics, until: Any, saveat: Any, count: int) -> Any:
     if until is None and saveat is None:
         raise ValueError("say when the run ends: until=, in steps (Descent) or t/τ (Flow)")
     end = None if until is None else dynamics.as_marks(np.atleast_1d(until))

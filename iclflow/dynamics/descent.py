@@ -218,6 +218,12 @@ class Descent(AbstractDynamics):
             timed=self.keeps_time,
         )
 
+    def renew(self, loss: AbstractLoss, state: DescentState) -> DescentState:
+        """The same with a bound that the value of the new loss does not pass at once."""
+        value = loss.at(state.step)(state.model)
+        bound = jnp.fmax(state.run.bound, EXPLODED * (1 + jnp.abs(value)))
+        return eqx.tree_at(lambda s: s.run.bound, state, bound)
+
     def update(self, loss: AbstractLoss, state: DescentState) -> DescentState:
         """One step further; a run that has failed stays where it was."""
         well, after = self.attempt(loss, state)
@@ -229,7 +235,7 @@ class Descent(AbstractDynamics):
     ) -> tuple[Bool[Array, ""], DescentState]:
         """Whether a step goes well, and the state after it if it does."""
         run = state.run
-        batch = loss.draw(jax.random.fold_in(run.key, state.step))
+        batch = loss.at(state.step).draw(jax.random.fold_in(run.key, state.step))
         value, gradient = eqx.filter_value_and_grad(lambda m: batch(m))(run.model)
         transformation = self.optimiser.transformation(self.rate_at(state.step))
         updates, optimiser = transformation.update(
@@ -245,7 +251,8 @@ class Descent(AbstractDynamics):
         self, loss: AbstractLoss, state: DescentState, record: dict[str, Recorder]
     ) -> dict[str, Any]:
         """What is recorded of a state; NaN of a run that has failed."""
-        values = {name: f(state.model, loss) for name, f in record.items()}
+        now = loss.at(state.step)
+        values = {name: f(state.model, now) for name, f in record.items()}
         return jax.tree.map(lambda a: jnp.where(state.running, a, jnp.nan), values)
 
 

@@ -59,6 +59,11 @@ class Flow(AbstractDynamics):
                 f"a flow follows the gradient of one loss, and {type(loss).__name__} draws a new "
                 f"batch for every step; use Descent, or the loss it evaluates on"
             )
+        if loss.drifts and self.solver is not None and _autonomous(self.solver):
+            return (
+                f"{type(self.solver).__name__} follows a gradient that does not depend on time, "
+                f"and this loss drifts; use Flow() with its own solver"
+            )
         return loss.admits(model)
 
     def time(self, marks: ArrayLike) -> Any:
@@ -92,11 +97,13 @@ class Flow(AbstractDynamics):
         weights, static = eqx.partition(state.model, eqx.is_inexact_array)
 
         def slope(t: Any, y: Any, args: Any) -> Any:
-            gradient = eqx.filter_grad(lambda m: loss(eqx.combine(m, static)))(y)
+            now = loss.at(t)
+            gradient = eqx.filter_grad(lambda m: now(eqx.combine(m, static)))(y)
             return jax.tree.map(lambda g: -0.5 * g, gradient)
 
         def recorded(t: Any, y: Any, args: Any) -> dict:
-            return {name: f(eqx.combine(y, static), loss) for name, f in record.items()}
+            now = loss.at(t)
+            return {name: f(eqx.combine(y, static), now) for name, f in record.items()}
 
         absolute = self.tolerance * jnp.maximum(state.scale, jnp.finfo(marks.dtype).tiny)
         solver = diffrax.Tsit5() if self.solver is None else self.solver
@@ -134,3 +141,11 @@ class Flow(AbstractDynamics):
             stopped=ended,
             state=FlowState(model, ended, state.scale, result),
         )
+
+
+def _autonomous(solver: Any) -> bool:
+    """Whether a solver takes the slope for a function of the weights alone."""
+    from iclflow.dynamics.chebyshev import Chebyshev
+    from iclflow.dynamics.rosenbrock import Rosenbrock
+
+    return isinstance(solver, Rosenbrock | Chebyshev)

@@ -47,8 +47,17 @@ def reference_minimum(loss: AbstractLoss, model: AbstractModel) -> AbstractModel
 def stable_rate(
     loss: AbstractLoss, model: AbstractModel, fraction: float = STABLE_FRACTION
 ) -> Float[Array, ""]:
-    """The rate at the stated fraction of descent's stability limit 2 / sharpness at the end."""
-    return 2 * fraction / sharpness(loss, reference_minimum(loss, model))
+    """The rate at the stated fraction of descent's stability limit 2 / sharpness at the end.
+
+    Of a `Curriculum` it is the smallest of its losses' rates.
+    """
+    if loss.drifts:
+        raise ValueError(
+            "the sharpness of a loss that drifts changes with it; give the rate, or ask for "
+            "stable_rate(loss.at(step), model) at the steps that matter"
+        )
+    limits = [sharpness(one, reference_minimum(one, model)) for _, one in loss.pieces]
+    return 2 * fraction / jnp.max(jnp.stack(limits))
 
 
 @eqx.filter_jit

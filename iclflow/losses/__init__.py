@@ -1,6 +1,9 @@
 """Losses: one task known at several levels of exactness."""
 
 from iclflow.losses.base import AbstractLoss as AbstractLoss
+from iclflow.losses.changing import Blend as Blend
+from iclflow.losses.changing import Curriculum as Curriculum
+from iclflow.losses.changing import Drift as Drift
 from iclflow.losses.draws import Draws as Draws
 from iclflow.losses.features import AbstractFeatureMap as AbstractFeatureMap
 from iclflow.losses.features import AbstractStatistic as AbstractStatistic

@@ -4,7 +4,7 @@ import abc
 from typing import ClassVar, Self
 
 import equinox as eqx
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from iclflow.models import AbstractModel
 
@@ -17,6 +17,21 @@ class AbstractLoss(eqx.Module):
 
     # Whether each step descends a batch of its own (see `draw`) and not the loss itself.
     stochastic: ClassVar[bool] = False
+    # Whether the loss changes smoothly with the step (see `at`).
+    drifts: ClassVar[bool] = False
+
+    @property
+    def pieces(self) -> "tuple[tuple[float, AbstractLoss], ...]":
+        """The losses that are trained one after another, each with the mark at which it begins."""
+        return ((0.0, self),)
+
+    def at(self, mark: ArrayLike) -> "AbstractLoss":
+        """The loss that is trained at a mark, the step of descent or the time t/τ of a flow.
+
+        A loss that does not change answers with itself.
+        """
+        del mark
+        return self
 
     @abc.abstractmethod
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:

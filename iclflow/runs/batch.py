@@ -11,6 +11,8 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from iclflow.dynamics import Descent
+from iclflow.losses import AbstractLoss
+from iclflow.losses.changing import piece_at
 from iclflow.runs import cost
 from iclflow.runs.fused.engine import VMAP, Fused, why_not
 from iclflow.runs.fused.values import CannotFuse
@@ -19,7 +21,7 @@ from iclflow.runs.plan import Batch, pieces, reach
 from iclflow.runs.record import Recording, measure_after
 from iclflow.runs.record.quantities import MODELS
 from iclflow.runs.transfer import to_host
-from iclflow.runs.vmapped import one_clock, vmapped
+from iclflow.runs.vmapped import one_clock, own_leaves, vmapped
 
 TOO_FEW = "too few runs and steps to be worth compiling a fused loop"
 AS_BEGUN = "the runs before it were advanced so"
@@ -121,7 +123,7 @@ def run_batch(
     interrupted, seen = False, progress
     try:
         while progress.done < len(marks):
-            progress = _piece(engine.advance, progress, marks, recording, size, longest, stops)
+            progress = _piece(engine, progress, marks, recording, size, longest, stops)
             # First the observers: what they write of a piece is then there when it counts as done.
             for watch in observers:
                 watch(Piece(batch, number, progress.mark, marks, stops, progress.state.model))
@@ -141,14 +143,29 @@ def run_batch(
 class Engine:
     """What advances a batch; a fused loop that fails gives way to `vmap`, and says so here.
 
-    - `advance`: (state, marks, record) -> run.
+    A loss that jumps has one loop per piece, all of one kind.
+
+    - `loss`: of the batch, whose pieces the loops are for.
+    - `advances`: (state, marks, record, whether it begins at a jump) -> run, one per piece.
     - `kind`: vmap, C++ or CUDA.
     - `reason`: why it is vmap.
     """
 
-    advance: Callable[[Any, np.ndarray, dict[str, Callable]], Any]
+    loss: AbstractLoss
+    advances: list[Callable[[Any, np.ndarray, dict[str, Callable], bool], Any]]
     kind: str
     reason: str | None
+
+    def advance(
+        self, here: float, state: Any, marks: np.ndarray, record: dict[str, Callable]
+    ) -> Any:
+        """All runs from the mark `here` to the last of the marks, which lie before the next jump.
+
+        What is recorded at a jump is what its new loss measures.
+        """
+        number = piece_at(self.loss, here)[0]
+        start = self.loss.pieces[number][0]
+        return self.advances[number](state, marks, record, start == here > 0)
 
     def __str__(self) -> str:
         return f"{VMAP} ({self.reason})" if self.kind == VMAP else f"fused ({self.kind})"
@@ -163,6 +180,23 @@ def choose(batch: Batch, state: Any, marks: np.ndarray, record: dict[str, Callab
     - `state`: of the batch, or of a few of its runs: shapes alone matter.
     - `marks`, `record`: save points, and what is recorded there.
     """
+    loss, init, dynamics = batch.parts
+    reasons, loops = [], []
+    for _, piece in loss.pieces:
+        part = dataclasses.replace(batch, parts=(piece, init, dynamics))
+        reason, fused = _fused(part, state, marks, record)
+        reasons.append(reason)
+        loops.append((part, fused))
+    reason = next((reason for reason in reasons if reason is not None), None)
+    found = Engine(loss, [], VMAP if reason is not None else loops[0][1].engine, reason)
+    found.advances = [_advances(found, part, fused) for part, fused in loops]
+    return found
+
+
+def _fused(
+    batch: Batch, state: Any, marks: np.ndarray, record: dict[str, Callable]
+) -> tuple[str | None, Fused]:
+    """The fused loop of a batch whose loss does not jump, and why it cannot or should not run."""
     (loss, _, dynamics), (loss_axes, _, dynamics_axes) = batch.parts, batch.axes
     fused = Fused.of(loss, dynamics, state, (loss_axes is not None, dynamics_axes is not None))
     parts = (loss, dynamics, state)
@@ -177,19 +211,35 @@ def choose(batch: Batch, state: Any, marks: np.ndarray, record: dict[str, Callab
     reason = reason or why_not(fused, parts, record, len(batch.seeds), marks)
     if reason is None and batch.engine == VMAP:
         reason = AS_BEGUN
-    reason = reason or fused.prepare(parts, record)
-    axes = (loss_axes, dynamics_axes)
+    return reason or fused.prepare(parts, record), fused
 
-    def advance(now: Any, *how: Any) -> Any:
+
+def _advances(found: Engine, batch: Batch, fused: Fused) -> Callable:
+    """What advances a batch on one loss, as long as `found` is of its kind."""
+    (loss, _, dynamics), axes = batch.parts, (batch.axes[0], batch.axes[2])
+
+    def advance(now: Any, marks: np.ndarray, record: dict[str, Callable], jumps: bool) -> Any:
+        now = _renewed(loss, dynamics, now, axes) if jumps else now
         if found.kind != VMAP:
             try:
-                return fused.advance((loss, dynamics, now), *how)
+                return fused.advance((loss, dynamics, now), marks, record)
             except CannotFuse as error:
                 found.kind, found.reason = VMAP, str(error)
-        return vmapped((loss, dynamics, now), axes, *how)
+        return vmapped((loss, dynamics, now), axes, marks, record)
 
-    found = Engine(advance, fused.engine if reason is None else VMAP, reason)
-    return found
+    return advance
+
+
+@eqx.filter_jit
+def _renewed(loss, dynamics, state, axes) -> Any:
+    """The states of a batch that goes on with another loss."""
+
+    def one(loss: Any, how: Any, state: Any) -> Any:
+        return how.renew(loss, state)
+
+    mine = own_leaves(dynamics, state)
+    each = eqx.filter_vmap(one, in_axes=(*axes, jax.tree.map(lambda m: 0 if m else None, mine)))
+    return one_clock(dynamics, each(loss, dynamics, state))
 
 
 def _seconds(batch: Batch, kind: str, marks: np.ndarray) -> float:
@@ -202,7 +252,7 @@ def _operations(batch: Batch) -> float:
 
 
 def _piece(
-    advance: Callable[[Any, np.ndarray, dict[str, Callable]], Any],
+    engine: Engine,
     progress: Standing,
     marks: np.ndarray,
     recording: Recording,
@@ -210,18 +260,23 @@ def _piece(
     longest: float,
     stops: set[float],
 ) -> Standing:
-    """Advance to the next marks; between marks that are far apart, part of the way."""
-    begin, here = progress.done, max(progress.mark, 0)
-    if marks[begin] - here > longest:
-        target = np.asarray([here + longest], marks.dtype)
-        state = advance(progress.state, target, {}).state
+    """Advance to the next marks; between marks that are far apart, part of the way.
+
+    The marks of a piece lie on one side of every jump of the loss.
+    """
+    begin, here = progress.done, max(progress.mark, 0.0)
+    jump = piece_at(engine.loss, here)[2]
+    if marks[begin] >= jump or marks[begin] - here > longest:
+        target = np.asarray([min(here + longest, jump)], marks.dtype)
+        state = engine.advance(here, progress.state, target, {}).state
         return Standing(state, progress.record, float(target[0]), begin)
     segment = marks[begin : begin + size]
+    segment = segment[segment < jump]
     segment = segment[segment - here <= longest] if len(segment) > 1 else segment
     cut = next((i + 1 for i, mark in enumerate(segment) if float(mark) in stops), len(segment))
     segment = segment[:cut]
     padded = np.concatenate([segment, np.repeat(segment[-1:], size - len(segment))])
-    run = advance(progress.state, padded, recording.functions)
+    run = engine.advance(here, progress.state, padded, recording.functions)
     found, count, record = to_host(run.record), len(segment), progress.record
     if not record and count == len(marks):  # all in one piece: nothing to copy
         return Standing(run.state, found, float(segment[-1]), count)
@@ -259,7 +314,8 @@ def _result(
     if recording.after:
         models = jax.tree.map(jax.device_put, record.pop(MODELS))
         record |= _after(loss, models, dynamics, recording.after, axes, marks)
-    last = _record(loss, axes[0], state.model, final.functions) if final.functions else {}
+    end = np.asarray(max(progress.mark, 0), marks.dtype)
+    last = _record(loss, axes[0], state.model, final.functions, end) if final.functions else {}
     if final.after:  # of a run with one save point, its last
         models = jax.tree.map(lambda a: a[:, None], last.pop(MODELS))
         measured = _after(loss, models, dynamics, final.after, axes, marks[-1:])
@@ -272,7 +328,8 @@ def _result(
 
 def _room(batch: Batch, state: Any, record: dict[str, Callable], count: int) -> dict[str, Any]:
     """Room for what is recorded at `count` marks, full of NaN."""
-    shapes = eqx.filter_eval_shape(_record, batch.parts[0], batch.axes[0], state.model, record)
+    parts = (batch.parts[0], batch.axes[0], state.model, record, np.zeros(()))
+    shapes = eqx.filter_eval_shape(_record, *parts)
     return jax.tree.map(lambda like: _empty(like, like.shape[1:], count), shapes)
 
 
@@ -313,9 +370,10 @@ def _ends(state) -> Any:
 
 
 @eqx.filter_jit
-def _record(losses, axis, models, record) -> Any:
+def _record(losses, axis, models, record, mark) -> Any:
     def one(loss: Any, model: Any) -> Any:
-        return {name: f(model, loss) for name, f in record.items()}
+        now = loss.at(mark)
+        return {name: f(model, now) for name, f in record.items()}
 
     return eqx.filter_vmap(one, in_axes=(axis, eqx.if_array(0)))(losses, models)
 
@@ -324,6 +382,6 @@ def _record(losses, axis, models, record) -> Any:
 def _after(losses, models, dynamics, names, axes, marks) -> Any:
     def one(loss: Any, models: Any, how: Any) -> Any:
         rates = how.rate_at(marks) if isinstance(how, Descent) else None
-        return measure_after(names, models, loss, rates)
+        return measure_after(names, models, loss, rates, jnp.asarray(marks))
 
     return eqx.filter_vmap(one, in_axes=axes)(losses, models, dynamics)

@@ -4,7 +4,7 @@ import itertools
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -16,9 +16,10 @@ from jaxtyping import ArrayLike, PRNGKeyArray
 from iclflow.dynamics import AbstractDynamics, Descent
 from iclflow.dynamics.base import marks_until
 from iclflow.losses import AbstractLoss
+from iclflow.losses.changing import jumps, piece_at
 from iclflow.models import AbstractModel
 from iclflow.results.progress import Progress, progress_bar
-from iclflow.results.trajectory import Trajectory
+from iclflow.results.trajectory import RESULTS, Trajectory
 from iclflow.runs.record import Record, Recording, measure_after, resolve
 from iclflow.runs.record.quantities import MODELS
 from iclflow.runs.testing import Test, Tests, with_tests
@@ -45,6 +46,7 @@ def simulate(
     Pure: one run, no I/O, safe under `jit`, `vmap` and `grad`. A numerical failure is in
     `Trajectory.result`, not an exception.
 
+    - `loss`: what is trained. It may change on the way: a `Curriculum` jumps, a `Drift` moves.
     - `dynamics`: `Descent` or `Flow`; `theory.predict` is the ladder's third rung.
     - `until`: the end, in steps (`Descent`) or t/τ (`Flow`); the last of `saveat` if omitted.
     - `saveat`: steps or times to record at, increasing; about 200, evenly spaced in the logarithm,
@@ -71,13 +73,18 @@ def simulate(
     if reason is not None:
         raise ValueError(f"{type(loss).__name__} cannot train {type(model).__name__}: {reason}")
     warn_single_precision(loss)
-    marks = marks_until(dynamics, until, saveat, SAVES)
+    marks = marks_until(dynamics, until, saveat, SAVES, _ahead(loss, state))
     record = with_tests(record, Tests.of(test), model)
     recording = resolve(record, loss=loss, dynamics=dynamics)
     if state is None:
         key = jax.random.key(0) if key is None else key
-        run = partial(_simulate, loss, model, dynamics, marks, key)
-        return run(recording) if progress is False else _watched(run, recording, marks, progress)
+        if len(loss.pieces) == 1:
+            ticks, run = marks, partial(_simulate, loss, model, dynamics, marks, key)
+        else:
+            plan = _plan(loss, 0.0, marks)
+            start = _begin(loss, model, dynamics, key)
+            ticks, run = _ticks(plan), partial(_by_pieces, loss, start, dynamics, marks, plan)
+        return run(recording) if progress is False else _watched(run, recording, ticks, progress)
     start = eqx.filter_eval_shape(dynamics.init, loss, model, jax.random.key(0))
     if _shapes(state) != _shapes(start):
         raise ValueError(
@@ -86,8 +93,12 @@ def simulate(
         )
     if saveat is None and not isinstance(state.mark, Tracer):
         marks = marks[marks >= np.asarray(state.mark)]
-    run = partial(_resume, loss, state, dynamics, marks)
-    return run(recording) if progress is False else _watched(run, recording, marks, progress)
+    if len(loss.pieces) == 1:
+        ticks, run = marks, partial(_resume, loss, state, dynamics, marks)
+    else:
+        plan = _plan(loss, float(np.asarray(state.mark)), marks)
+        ticks, run = _ticks(plan), partial(_by_pieces, loss, state, dynamics, marks, plan)
+    return run(recording) if progress is False else _watched(run, recording, ticks, progress)
 
 
 TICK = "progress"  # the name under which a watched run records nothing and calls back
@@ -127,6 +138,73 @@ def _watched(
     return eqx.tree_at(lambda r: r.record, found, kept)
 
 
+def _ahead(loss: AbstractLoss, state: Any) -> tuple[float, ...]:
+    """The jumps of a loss that a run has still before it."""
+    found = jumps([loss])
+    if state is None or not found:
+        return found
+    if isinstance(state.mark, Tracer):
+        raise ValueError("a curriculum goes on from a state of known numbers, not of traced ones")
+    return tuple(jump for jump in found if jump >= float(np.asarray(state.mark)))
+
+
+class _Leg(NamedTuple):
+    """The part of a run in which one piece of its loss is trained."""
+
+    number: int  # of the piece
+    jumps: bool  # whether the run comes from another piece
+    marks: np.ndarray
+    count: int  # of the marks, those that the piece records
+
+
+def _plan(loss: AbstractLoss, here: float, marks: np.ndarray) -> list[_Leg]:
+    """The legs of a run whose loss jumps, from the mark `here`.
+
+    A leg goes to the next jump, if the run goes as far. A mark at a jump is recorded by the piece
+    that begins there. All legs have equally many marks (the last is repeated), so that those with
+    losses of one structure share a compiled program.
+    """
+    starts = [start for start, _ in loss.pieces]
+    mine = np.searchsorted(starts, marks, side="right") - 1
+    longest, legs = 1 + int(np.bincount(mine).max()), []
+    for number in range(min(mine[0], piece_at(loss, here)[0]), mine[-1] + 1):
+        own, start = marks[mine == number], starts[number]
+        last = min(piece_at(loss, start)[2], float(marks[-1]))
+        target = np.concatenate([own, np.full(longest - len(own), last)]).astype(marks.dtype)
+        legs.append(_Leg(number, start == here > 0, target, len(own)))
+        here = max(here, last)
+    return legs
+
+
+def _ticks(plan: list[_Leg]) -> np.ndarray:
+    """The marks in the order in which a run with these legs comes to them."""
+    return np.concatenate([leg.marks for leg in plan])
+
+
+def _by_pieces(
+    loss: AbstractLoss,
+    state: Any,
+    dynamics: AbstractDynamics,
+    marks: np.ndarray,
+    plan: list[_Leg],
+    recording: Recording,
+) -> Trajectory:
+    """A run whose loss jumps, leg by leg."""
+    parts, run = [], None
+    for leg in plan:
+        piece = loss.pieces[leg.number][1]
+        run = _advance(piece, state, dynamics, leg.marks, recording.functions, leg.jumps)
+        parts.append(jax.tree.map(lambda a, n=leg.count: a[:n], run.record))
+        state = run.state
+    assert run is not None  # the last mark lies in some piece
+    record = jax.tree.map(lambda *a: jnp.concatenate(a), *parts)
+    saved = jnp.asarray(marks)
+    whole = eqx.tree_at(
+        lambda r: (r.time, r.step, r.record), run, (dynamics.time(saved), saved, record)
+    )
+    return _measured(whole, loss, dynamics, recording)
+
+
 def _shapes(state: Any) -> dict[str, tuple[int, ...]]:
     """The shape of every array of a state, by its place in the state."""
     shaped = (jax.Array, jax.ShapeDtypeStruct, np.ndarray)
@@ -142,11 +220,32 @@ def _simulate(loss, model, dynamics, marks, key, recording: Recording) -> Trajec
 @eqx.filter_jit
 def _resume(loss, state, dynamics, marks, recording: Recording) -> Trajectory:
     run = dynamics.advance(loss, state, jnp.asarray(marks), recording.functions)
+    return _measured(run, loss, dynamics, recording)
+
+
+@eqx.filter_jit
+def _begin(loss, model, dynamics, key) -> Any:
+    return dynamics.init(loss, model, key)
+
+
+@eqx.filter_jit
+def _advance(loss, state, dynamics, marks, functions, jumps: bool) -> Trajectory:
+    state = dynamics.renew(loss, state) if jumps else state
+    run = dynamics.advance(loss, state, jnp.asarray(marks), functions)
+    # A run that had failed before this piece records nothing in it.
+    alive = state.result == RESULTS.finished
+    record = jax.tree.map(lambda a: jnp.where(alive, a, jnp.nan), run.record)
+    return eqx.tree_at(lambda r: r.record, run, record)
+
+
+@eqx.filter_jit
+def _measured(run: Trajectory, loss, dynamics, recording: Recording) -> Trajectory:
+    """The run with what is measured after it, from the models that it kept."""
     if not recording.after:
         return run
     kept = {name: values for name, values in run.record.items() if name != MODELS}
-    rates = dynamics.rate_at(marks) if isinstance(dynamics, Descent) else None
-    measured = measure_after(recording.after, run.record[MODELS], loss, rates)
+    rates = dynamics.rate_at(run.step) if isinstance(dynamics, Descent) else None
+    measured = measure_after(recording.after, run.record[MODELS], loss, rates, run.step)
     return eqx.tree_at(lambda r: r.record, run, kept | measured)
 
 

@@ -17,6 +17,7 @@ from jaxtyping import ArrayLike, PRNGKeyArray
 from iclflow.dynamics import AbstractDynamics, AbstractOptimiser
 from iclflow.dynamics.base import marks_until
 from iclflow.losses import AbstractLoss, Population
+from iclflow.losses.changing import jumps
 from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractInitialiser, AbstractModel
 from iclflow.models.kinds import once_a_kind
@@ -108,7 +109,8 @@ def sweep(
     for index in np.ndindex(*(len(values) for values in axes.values())):
         point = {name: axes[name][i] for name, i in zip(axes, index, strict=True)}
         entries += _entries(index, *_at(point, source, init, dynamics), numbers, vary)
-    marks = marks_until(dynamics, until, saveat, SAVES)
+    changes = jumps([entry.loss for entry in entries])
+    marks = marks_until(dynamics, until, saveat, SAVES, changes)
     about = {"source": source, "init": init, "dynamics": dynamics, "vary": vary, "marks": marks}
     about |= {"seeds": numbers, "axes": axes, "record": record, "final": final, "key": key}
     about |= {} if tests is None else {"test": tests}

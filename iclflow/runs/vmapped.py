@@ -26,7 +26,7 @@ def vmapped(
     - `axes`: of loss and dynamics, as in `eqx.filter_vmap`.
     """
     _, dynamics, state = parts
-    of_state = _own(dynamics, state)
+    of_state = own_leaves(dynamics, state)
     own = (*(False if axis is None else eqx.is_array for axis in axes), of_state)
     runs, common = eqx.partition(parts, own)
     count = jax.tree.leaves(runs[2])[0].shape[0]
@@ -64,12 +64,12 @@ def _advanced(loss, dynamics, state, marks, record, axes) -> Advanced:
     def one(loss: Any, how: Any, state: Any) -> Any:
         return how.advance(loss, state, marks, record)
 
-    own = jax.tree.map(lambda mine: 0 if mine else None, _own(dynamics, state))
+    own = jax.tree.map(lambda mine: 0 if mine else None, own_leaves(dynamics, state))
     run = eqx.filter_vmap(one, in_axes=(*axes, own))(loss, dynamics, state)
     return Advanced(one_clock(dynamics, run.state), run.record)
 
 
-def _own(dynamics: Any, state: Any) -> Any:
+def own_leaves(dynamics: Any, state: Any) -> Any:
     """Of each leaf of a state, whether every run has its own."""
     own = jax.tree.map(eqx.is_array, state)
     for name in dynamics.shared:

@@ -212,7 +212,8 @@ def _traced(
 
     def look(*flat: Any) -> Any:
         loss, _, state = whole(flat)
-        found = {name: function(state.model, loss) for name, function in record}
+        now = loss.at(state.mark)
+        found = {name: function(state.model, now) for name, function in record}
         # The record of a run that failed is NaN, so that whole numbers are recorded as reals.
         return jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(a, float)), found)
 

@@ -5,13 +5,14 @@ loop, and with the same code from saved weights after the fact.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from iclflow.losses import AbstractLoss
 from iclflow.measures.curvature import hessian_vector_product, top_eigenvalues
@@ -29,13 +30,15 @@ def measure_after(
     models: AbstractModel,
     loss: AbstractLoss,
     rates: Float[Array, " T"] | None = None,
+    marks: Shaped[Array, " T"] | None = None,
     *,
     times: int | None = CURVATURE_TIMES,
     products: int = LANCZOS_STEPS,
 ) -> dict[str, Array]:
     """Quantities by name of the models of one run, stacked along time, each [T, ...].
 
-    `rates` are the learning rates at these times, for `rate_times_sharpness`.
+    `rates` are the learning rates at these times, for `rate_times_sharpness`. `marks` are the steps
+    or times themselves, which a loss that changes needs.
 
     The Hessian is measured at `times` of the save points, evenly spread among them (all, if
     None); between them its quantities are NaN. One Lanczos process of so many Hessian-vector
@@ -44,7 +47,7 @@ def measure_after(
     """
     found: dict[str, Array] = {}
     if any(name in CURVATURE for name in names):
-        top = _spectra(models, loss, times, products)
+        top = _spectra(models, loss, marks, times, products)
         found["sharpness"] = top[:, 0]
         found["top_eigenvalues"] = top
         if rates is not None:
@@ -61,21 +64,23 @@ def conserved(model: AbstractModel, loss: AbstractLoss | None = None) -> Float[A
 
 
 def _spectra(
-    models: AbstractModel, loss: AbstractLoss, times: int | None, products: int
+    models: AbstractModel, loss: AbstractLoss, marks: Any, times: int | None, products: int
 ) -> Float[Array, "T k"]:
     """The largest Hessian eigenvalues at some of the times; NaN at the others."""
     total = jax.tree.leaves(models)[0].shape[0]
     count = total if times is None else min(times, total)
     chosen = np.unique(np.linspace(0, total - 1, count).round().astype(int))
 
-    def spectrum(model: AbstractModel) -> Float[Array, " k"]:
+    def spectrum(given: tuple[AbstractModel, Any]) -> Float[Array, " k"]:
+        model, mark = given
+        now = loss if mark is None else loss.at(mark)
         weights, static = eqx.partition(model, eqx.is_inexact_array)
         flat, unravel = ravel_pytree(weights)
-        product = hessian_vector_product(lambda w: loss(eqx.combine(unravel(w), static)), flat)
+        product = hessian_vector_product(lambda w: now(eqx.combine(unravel(w), static)), flat)
         top = min(TOP_EIGENVALUES, flat.size)
         return top_eigenvalues(product, flat.size, jax.random.key(0), count=top, steps=products)
 
-    found = jax.lax.map(spectrum, jax.tree.map(lambda a: a[chosen], models))
+    found = jax.lax.map(spectrum, jax.tree.map(lambda a: a[chosen], (models, marks)))
     if len(chosen) == total:
         return found
     return jnp.full((total, found.shape[1]), jnp.nan, found.dtype).at[chosen].set(found)

@@ -22,6 +22,7 @@ from jaxtyping import Float
 from iclflow.linalg import packed_pairs
 from iclflow.losses import (
     AbstractLoss,
+    Blend,
     Features,
     FullFeatures,
     Moments,
@@ -71,6 +72,8 @@ class Quadratic:
             return cls(float(found.power), G, None, (B, covariance))
         if isinstance(source, Moments):
             return cls._of_moments(source)
+        if isinstance(source, Blend):
+            return cls._of_blend(source)
         assert isinstance(source, Features | Sequences)
         return cls._of_rows(_rows(source))
 
@@ -86,6 +89,18 @@ class Quadratic:
             G, second = G[index], second[np.ix_(index, index)]
         size = round(len(G) ** 0.5)
         return cls(float(loss.power), G.reshape(size, size), (second + second.T) / 2)
+
+    @classmethod
+    def _of_blend(cls, loss: Blend) -> Self:
+        """Sums of the numbers of several losses, by their shares."""
+        parts = [cls.of(one).dense() for one in loss.losses]
+        shares = np.asarray(loss.shares, np.float64)
+        numbers = [(one.power, one.cross, one.operator) for one in parts]
+        power, cross, operator = (
+            sum((s * a for s, a in zip(shares[1:], column[1:], strict=True)), shares[0] * column[0])
+            for column in zip(*numbers, strict=True)
+        )
+        return cls(float(power), cross, operator)  # pyright: ignore
 
     @classmethod
     def _of_rows(cls, rows: Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Self:
@@ -144,6 +159,14 @@ def not_quadratic(source: object) -> str | None:
         return None
     if not isinstance(source, AbstractTask | AbstractLoss):
         return f"the theory is of a Task or a loss, got {type(source).__name__}"
+    if isinstance(source, AbstractLoss) and (source.drifts or len(source.pieces) > 1):
+        how = "drifts" if source.drifts else f"changes at {source.pieces[1][0]:g}"
+        return (
+            f"the theory is of one loss, and this {type(source).__name__} {how}; predict from "
+            f"loss.at(0) up to there, or from loss.at(step) and the weights at that step"
+        )
+    if isinstance(source, Blend):
+        return next(filter(None, map(not_quadratic, source.losses)), None)
     if isinstance(source, AbstractLoss) and source.stochastic:
         return f"{type(source).__name__} draws a batch per step: give the loss it draws from"
     if not isinstance(source, KNOWN):
