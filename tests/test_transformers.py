@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from iclflow.losses import Population
+from iclflow.measures import find_period
 from iclflow.models import Blocks
 from iclflow.tasks.task import Task
 from iclflow.transformers import (
@@ -19,7 +20,6 @@ from iclflow.transformers import (
     Repeated,
     distances_to_end,
     effective_ranks,
-    find_period,
     in_context_score,
     late_loss,
     prefix_matching,

@@ -12,6 +12,7 @@ from iclflow.checkpoints.layouts import Layout as Layout
 from iclflow.checkpoints.layouts import NoAttentionError as NoAttentionError
 from iclflow.checkpoints.layouts import find_layout as find_layout
 from iclflow.checkpoints.logs import find_log as find_log
+from iclflow.checkpoints.logs import read_columns as read_columns
 from iclflow.checkpoints.logs import read_curve as read_curve
 from iclflow.checkpoints.measures import DEFAULT_MEASURES as DEFAULT_MEASURES
 from iclflow.checkpoints.measures import MEASURES as MEASURES

@@ -7,10 +7,11 @@ a float in field 2 or inside a tensor in field 8.
 """
 
 import csv
+import fnmatch
 import math
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -231,13 +232,76 @@ def read_curve(path: Path | str, column: str | None = None) -> tuple[np.ndarray,
     - a table (`.csv`, `.tsv`) with a header: ours, exports of TensorBoard, W&B, MLflow, Lightning;
     - `trainer_state.json` of the Hugging Face Trainer; a list or lines of JSON objects, in which
       a last line that was cut is left out and an entry inside another is `outer/inner`; an object
-      of columns;
+      of columns; the history of W&B's API, as objects or as texts of objects;
     - a text with steps and named numbers in its lines, as nanoGPT prints it;
     - an event file of TensorBoard, a metric's file of MLflow, or a folder that holds a log.
 
     `column` names the loss where it cannot be told: a column, a field or a tag. Cells that are
     empty are left out. Where there is no step, the epoch is the step.
     """
+    (steps, losses), *_ = _read(path, lambda names, found: [_chosen(names, column, found)])
+    return steps, losses
+
+
+def read_columns(
+    path: Path | str, columns: Sequence[str]
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Several columns of one log: the steps of all of them, and the values of each by name.
+
+    - `path`: a log as for `read_curve`.
+    - `columns`: their names. A name with a `*` stands for all columns that match it, in the order
+      of the numbers in their names: `"loss_*"` for losses by position.
+
+    A column without a value at a step has NaN there.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from iclflow.checkpoints import read_columns
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "log.csv")
+    ...     _ = path.write_text(chr(10).join(["step,loss_50,loss_500", "1,9,9", "2,8,5", "3,8,4"]))
+    ...     steps, values = read_columns(path, ["loss_*"])
+    >>> values["loss_500"].tolist()
+    [9.0, 5.0, 4.0]
+    """
+    if _of_mlflow(Path(path)):
+        raise ValueError(f"{path} holds one metric alone; several need a table, events or JSON")
+    chosen: list[str] = []
+
+    def choose(names: list[str], found: Path) -> list[str]:
+        chosen.clear()
+        for column in columns:
+            if "*" not in column:
+                chosen.append(_chosen(names, column, found))
+                continue
+            several = sorted(fnmatch.filter(names, column), key=_by_number)
+            if len(several) < 2:
+                raise ValueError(
+                    f"{found}: {len(several)} columns match {column!r}, and positions need two or "
+                    f"more; {_list(names)}"
+                )
+            chosen.extend(several)
+        return chosen
+
+    curves = _read(path, choose)
+    steps = np.unique(np.concatenate([times for times, _ in curves]))
+    found = {}
+    for name, (times, values) in zip(chosen, curves, strict=True):
+        found[name] = np.full(steps.size, np.nan)
+        found[name][np.searchsorted(steps, times)] = values
+    return steps, found
+
+
+def _by_number(name: str) -> tuple[list[int], str]:
+    """Columns in the order of the numbers in their names: loss_9 is before loss_10."""
+    return [int(number) for number in re.findall(r"\d+", name)], name
+
+
+Choice = Callable[[list[str], Path], list[str]]  # names of a log's columns, its path -> those read
+
+
+def _read(path: Path | str, choose: Choice) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Steps and values of the chosen columns, each in order of its own steps."""
     path = Path(path)
     whole = path.is_dir()
     if whole:
@@ -246,10 +310,16 @@ def read_curve(path: Path | str, column: str | None = None) -> tuple[np.ndarray,
             raise ValueError(f"{path}: no trainer_state.json, TensorBoard events or metrics.csv")
         path = found
     require_regular(path, LOG)
+    files = [path]
     if whole and "tfevents" in path.name:  # a run that was taken up again has several
-        points = [p for f in sorted(path.parent.glob("*tfevents*")) for p in _points(f, column)]
-    else:
-        points = _points(path, column)
+        files = sorted(path.parent.glob("*tfevents*"))
+    columns = [_points(file, choose) for file in files]
+    return [
+        _in_order(path, [p for one in same for p in one]) for same in zip(*columns, strict=True)
+    ]
+
+
+def _in_order(path: Path, points: Points) -> tuple[np.ndarray, np.ndarray]:
     if len(points) < 3:
         raise ValueError(f"{path}: a loss curve needs at least 3 points, got {len(points)}")
     ordered = dict(sorted(dict(points).items()))  # dict: a later point takes the place of another
@@ -258,28 +328,30 @@ def read_curve(path: Path | str, column: str | None = None) -> tuple[np.ndarray,
     return np.array(list(ordered), float), np.array(list(ordered.values()), float)
 
 
-def _points(path: Path, column: str | None) -> Points:
+def _points(path: Path, choose: Choice) -> list[Points]:
+    """The points of the chosen columns of one file."""
     if "tfevents" in path.name:
         events = {tag: points for tag, points in read_events(path).items() if points}
         if not events:
             raise ValueError(f"{path}: no scalars among the events")
-        return [(float(s), v) for s, v in events[_chosen(events, column, path)]]
+        names = choose(list(events), path)
+        return [[(float(s), v) for s, v in events[name]] for name in names]
     if _of_mlflow(path):
         rows = [line.split() for line in read_text(path, LOG).splitlines() if line.strip()]
-        return _numbers(((row[2], row[1]) for row in rows if len(row) == 3), path)
+        return [_numbers(((row[2], row[1]) for row in rows if len(row) == 3), path)]
     if path.suffix.lower() == ".wandb":
         raise ValueError(
             f"{path}: the offline format of W&B, which only its own library reads; wandb sync it, "
             f"then export the history as CSV, or save run.history() as JSON"
         )
     if path.suffix.lower() in JSON:
-        return _from_records(_records(path), column, path)
+        return _from_records(_records(path), choose, path)
     if path.suffix.lower() in TEXT:
-        return _from_records(_from_lines(path), column, path)
-    return _from_table(path, column)
+        return _from_records(_from_lines(path), choose, path)
+    return _from_table(path, choose)
 
 
-def _from_table(path: Path, column: str | None) -> Points:
+def _from_table(path: Path, choose: Choice) -> list[Points]:
     text = read_text(path, LOG)
     first = text.partition("\n")[0]
     separator = max(",;\t", key=first.count)
@@ -289,24 +361,32 @@ def _from_table(path: Path, column: str | None) -> Points:
         raise ValueError(f"{path} is not a text file of columns ({error})") from None
     header = [name.strip() for name in rows[0]] if rows else []
     steps = _step_name(header, path)
-    losses = _chosen([name for name in header if name != steps], column, path)
-    places = header.index(steps), header.index(losses)
-    cells = ([row[place] if place < len(row) else "" for place in places] for row in rows[1:])
-    return _numbers(cells, path)
+    chosen = choose([name for name in header if name != steps], path)
+    found = []
+    for name in chosen:
+        places = header.index(steps), header.index(name)
+        cells = ([row[place] if place < len(row) else "" for place in places] for row in rows[1:])
+        found.append(_numbers(cells, path))
+    return found
 
 
-def _from_records(records: list[Mapping[str, Any]], column: str | None, path: Path) -> Points:
+def _from_records(records: list[Mapping[str, Any]], choose: Choice, path: Path) -> list[Points]:
     names = list(dict.fromkeys(name for record in records for name in record))
     steps = _step_name(names, path)
     numeric = [n for n in names if n != steps and any(_number(r.get(n)) for r in records)]
-    losses = _chosen(numeric, column, path)
-    return _numbers(((r.get(steps, ""), r.get(losses, "")) for r in records), path)
+    return [
+        _numbers(((r.get(steps, ""), r.get(name, "")) for r in records), path)
+        for name in choose(numeric, path)
+    ]
 
 
 def _records(path: Path) -> list[Mapping[str, Any]]:
     if path.suffix.lower() == ".json":
         found = read_json(path, LOG)
-        found = found.get("log_history", found) if isinstance(found, Mapping) else found
+        for wrapper in ("log_history", "history"):  # of a Trainer's state, of W&B's API
+            found = found.get(wrapper, found) if isinstance(found, Mapping) else found
+        if isinstance(found, list) and all(isinstance(row, str) for row in found):
+            found = [parse_json(row, f"{path}, row {i}") for i, row in enumerate(found, start=1)]
         found = _rows(found) if isinstance(found, Mapping) else found
     else:
         found = _lines_of_json(path)

@@ -136,7 +136,7 @@ PENDING = 256  # losses kept on the device before they are read
 ALLOWANCE = (
     0.2  # seconds of measuring beyond the budget, so that a short run is seen from its start
 )
-NONE = InContext(math.nan, math.nan, math.nan, math.nan, math.nan, False)  # of an unknown drop
+NONE = InContext(*6 * (math.nan,), label=False)  # of an unknown drop
 ROW = "loss_by_position"
 # Variables of the Dataset whose names a metric cannot have.
 TAKEN = (*MEASURES, "loss", "early_loss", "late_loss", ROW)

@@ -25,6 +25,9 @@ EXAMPLES = """examples:
   iclflow diagnose run.nc --plot run.png
   iclflow diagnose run.nc --test-context 100 --test-scale 2          # on shifted prompts
   iclflow diagnose loss.csv --spectrum 0.4,0.3,0.2,0.1 --context 31 --rate 0.1 --scale 0.01
+  iclflow diagnose log.csv --early loss_50 --late loss_500           # which drop is in context?
+  iclflow diagnose log.csv --positions 'loss_*' --metrics induction --plot drops.png
+  iclflow diagnose log.csv --positions 'loss_*' --scores copying/seed-0 --plot drops.png
   iclflow diagnose runs/events.out.tfevents.1 --column train/loss
   iclflow diagnose trainer_output --plot run.png                     # weights, loss and stages
   iclflow diagnose 'checkpoints/step*/model.safetensors' --plot heads.png --keep-going
@@ -39,6 +42,7 @@ RUN = {"prompts": 2000, "test_context": None, "test_spectrum": None, "test_scale
 SERIES = {"hf": None, "revisions": None, "measures": None, "subspace": 8, "stack": None}
 SERIES |= {"show": None, "keep_going": False, "log": None, "column": None}
 CURVE = {"rate": None, "starts": 32, "convention": "iclflow", "floor": 0.0, "column": None}
+CURVE |= {"early": None, "late": None, "positions": None, "metrics": None, "scores": None}
 THEORY = {name: None for name, (_, about) in described().items() if about.group in (TASK, MODEL)}
 
 
@@ -76,6 +80,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="whose rate and scale these are (published: no 1/N)")  # fmt: skip
     curve.add_argument("--floor", type=typed(float),
                        help="loss to subtract, such as the target noise")  # fmt: skip
+    context = parser.add_argument_group("a loss curve: which drop is in-context learning")
+    context.add_argument("--early", metavar="COLUMN", help="the loss early in the context")
+    context.add_argument("--late", metavar="COLUMN", help="the loss late in the context")
+    context.add_argument("--positions", metavar="PATTERN",
+                         help="columns of losses by position, as 'loss_*'")  # fmt: skip
+    context.add_argument("--metrics", type=names, help="columns to draw below, as induction")
+    context.add_argument("--scores", metavar="PATH",
+                         help="checkpoints whose induction scores are drawn below")  # fmt: skip
     add_settings(parser, TASK, MODEL)
 
 
@@ -254,16 +266,65 @@ def show_run(run: dict[str, Any], several: bool) -> None:
 
 def diagnose_a_curve(args: argparse.Namespace) -> int:
     """Plateaus of somebody's loss curve, and what the theory says comes next."""
-    from iclflow.checkpoints import read_curve
     from iclflow.diagnosis import diagnose_curve
     from iclflow.measures import Clock
 
-    steps, losses = read_curve(args.paths[0], args.column)
+    steps, losses, sides = curves_of(args)
     task, starts, rate = theory_of(args)
     found = diagnose_curve(
-        steps, losses - args.floor, task=task, starts=starts, rate=rate, clock=Clock(args.clock)
-    )
+        steps, losses - args.floor, **sides, metrics=metrics_of(args), task=task, starts=starts,
+        rate=rate, clock=Clock(args.clock),
+    )  # fmt: skip
     return report_curve(args, found)
+
+
+def curves_of(args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any]]:
+    """Steps, losses, and the losses early and late in the context where they are asked for."""
+    import numpy as np
+
+    from iclflow.checkpoints import read_columns, read_curve
+    from iclflow.measures import by_position
+
+    path = args.paths[0]
+    if (args.early is None) != (args.late is None):
+        missing = "--early" if args.early is None else "--late"
+        raise ValueError(f"--early and --late go together; give {missing} too")
+    if args.positions is not None:
+        if args.early is not None or args.column is not None:
+            raise ValueError("--positions stands alone; leave out --early, --late and --column")
+        if "*" not in args.positions:
+            raise ValueError(f"--positions needs a pattern as 'loss_*', got {args.positions!r}")
+        steps, table = read_columns(path, [args.positions])
+        loss, early, late = by_position(np.stack(list(table.values()), axis=1))
+        return steps, loss, {"early": early, "late": late}
+    steps, losses = read_curve(path, args.column or args.late)
+    if args.early is None:
+        return steps, losses, {}
+    sides = {}
+    for side in ("early", "late"):
+        at, values = read_curve(path, getattr(args, side))
+        known = dict(zip(at.tolist(), values.tolist(), strict=True))
+        sides[side] = np.array([known.get(step, np.nan) for step in steps.tolist()])
+    return steps, losses, sides
+
+
+def metrics_of(args: argparse.Namespace) -> dict[str, tuple[Any, Any]]:
+    """Curves to be drawn below the loss: columns of the log, and scores of checkpoints."""
+    found: dict[str, tuple[Any, Any]] = {}
+    if args.metrics is not None:
+        from iclflow.checkpoints import read_curve
+
+        found |= {name: read_curve(args.paths[0], name) for name in args.metrics}
+    if args.scores is not None:
+        from iclflow.checkpoints import find_series
+        from iclflow.transformers import score_series
+
+        with progress("scoring checkpoints", quiet=args.json) as report:
+            scores = score_series(find_series(args.scores), progress=report)
+        for name in ("previous_token", "prefix_matching"):
+            best = scores[name].max(("layer", "head"))
+            found[f"{name}_of_the_best_head"] = scores["step"].values, best.values
+    return found
 
 
 def report_curve(args: argparse.Namespace, found: Any) -> int:
@@ -279,6 +340,7 @@ def report_curve(args: argparse.Namespace, found: Any) -> int:
         "path": str(args.paths[0]),
         "stages": rows,
         "drops": found["drop_time"].values,
+        **({} if "early_loss" not in found else {"in_context": context_rows(found)}),
         "falling": bool(found.attrs["falling"]),
         "rising": bool(found.attrs["rising"]),
         "not_finite": found.attrs["not_finite"],
@@ -291,6 +353,17 @@ def report_curve(args: argparse.Namespace, found: Any) -> int:
     if not args.json:
         show_curve(found, rows)
     return 0
+
+
+def context_rows(found: Any) -> list[dict[str, Any]]:
+    """What each drop is by its losses early and late in the context, ready for JSON."""
+    fields = ("share", "error", "p_value")
+    return [
+        {"time": found["drop_time"].values[i].item(),
+         **{field: found[f"in_context_{field}"].values[i].item() for field in fields},
+         "label": bool(found["in_context_label"].values[i] == 1)}
+        for i in range(found.sizes["drop_number"])
+    ]  # fmt: skip
 
 
 def theory_of(args: argparse.Namespace) -> tuple[Any, list[Any], float | None]:
@@ -340,6 +413,11 @@ def show_curve(found: Any, rows: list[dict[str, Any]]) -> None:
             text += f", {near}plateau {row['plateau_number']}"
             text += f"{' of the theory' * row['matches']} {row['gap']:+.6f}"
         print(text)
+    if "in_context" in found:
+        for i, (time, words) in enumerate(
+            zip(found["drop_time"].values, found["in_context"].values, strict=True), start=1
+        ):
+            print(f"drop {i} at step {time:.5g}: {words}")
     if "failed_at" in found.attrs:
         at = f"{found.attrs['failed_at']:.5g}"
         print(f"the loss is not finite from step {at} on: the training failed")

@@ -1,6 +1,6 @@
 """Somebody's loss curve beside the theory: which plateau is it on, when does the next drop come."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,9 @@ def diagnose_curve(
     steps: Float[np.ndarray, " T"],
     losses: Float[np.ndarray, " T"],
     *,
+    early: Float[np.ndarray, " T"] | None = None,
+    late: Float[np.ndarray, " T"] | None = None,
+    metrics: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
     task: Task | None = None,
     starts: Sequence[AbstractModel] = (),
     rate: float | None = None,
@@ -31,6 +34,13 @@ def diagnose_curve(
     `starts` are initial weights drawn as the run drew its own; each has a drop time by theory
     (`theory.predict`), on the clock t/τ = 2 `rate` · step. The
     next drop is predicted from the starts whose plateau lasts at least as long as this one has.
+
+    `early` and `late` are the losses at early and late positions of the context, at the same steps.
+    With them the Dataset has `early_loss` and `late_loss` over `time`, and over `drop_number`
+    `in_context_share`, `in_context_error`, `in_context_p_value` and `in_context_label` (1 or 0) of
+    each drop, and all that in words as `in_context`. `metrics` are further curves by name, each as
+    its steps and values, such as the induction scores of checkpoints. They are kept on an axis of
+    their own, `metric_step`.
 
     Over `time` (steps): `loss`. Over `stage`: `start`, `end`, `level`, `confidence`, and with a
     task the nearest `plateau_number`, `gap` = level - L(M_m), and whether it `matches`: the gap is
@@ -48,8 +58,11 @@ def diagnose_curve(
             f"a loss curve needs at least 3 finite points, got {finite}; did it diverge?"
         )
     kept = np.isfinite(losses) & np.isfinite(steps)
-    stages = find_stages(steps, losses, clock=clock)
+    stages = find_stages(steps, losses, early=early, late=late, clock=clock)
     found: dict[str, Any] = {"loss": ("time", losses)}
+    if early is not None and late is not None:
+        found |= _in_context(early, late, stages)
+        found["in_context"] = ("drop_number", np.array([str(d.in_context) for d in stages.drops]))
     for field in ("start", "end", "level", "confidence"):
         values = [getattr(plateau, field) for plateau in stages.plateaus]
         found[field] = ("stage", np.array(values, float))
@@ -85,9 +98,44 @@ def diagnose_curve(
             predicted = _next_drop(times, attrs["now"], passed, float(steps[-1]))
             found["predicted"] = (("next", "quantile"), predicted)
     found["level_theory"] = ("plateau", levels)
-    return xr.Dataset(found, attrs=attrs).assign_coords(
+    data = xr.Dataset(found, attrs=attrs).assign_coords(
         time=("time", steps, {"long_name": "training steps", "units": "1"}),
     )
+    return data if not metrics else data.assign(_on_one_axis(metrics))
+
+
+def _in_context(
+    early: Float[np.ndarray, " T"], late: Float[np.ndarray, " T"], stages: Stages
+) -> dict[str, Any]:
+    """The two losses, and what every drop is by them; NaN where there are too few points."""
+    shares = [drop.in_context for drop in stages.drops]
+    found: dict[str, Any] = {
+        f"{side}_loss": ("time", values, {"long_name": f"{side} in the context", "units": "1"})
+        for side, values in (("early", early), ("late", late))
+    }
+    for field in ("share", "error", "p_value", "label"):
+        values = [np.nan if one is None else float(getattr(one, field)) for one in shares]
+        about = {"long_name": f"in-context learning: {field.replace('_', ' ')}", "units": "1"}
+        found[f"in_context_{field}"] = ("drop_number", np.array(values, float), about)
+    return found
+
+
+def _on_one_axis(metrics: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> xr.Dataset:
+    """Curves by name on the steps of all of them, NaN where one has no value."""
+    about = {"long_name": "step", "units": "1"}
+    curves = [
+        xr.DataArray(
+            np.asarray(values, float),
+            {"metric_step": np.asarray(steps, float)},
+            ["metric_step"],
+            name=name,
+            attrs={"long_name": name.replace("_", " "), "units": "1"},
+        )
+        for name, (steps, values) in metrics.items()
+    ]
+    whole = xr.merge(curves, join="outer", compat="no_conflicts")
+    whole["metric_step"].attrs |= about
+    return whole
 
 
 def _ends_of_rises(

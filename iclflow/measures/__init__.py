@@ -7,6 +7,9 @@ from iclflow.measures.alignment import head_alignment as head_alignment
 from iclflow.measures.alignment import head_contributions as head_contributions
 from iclflow.measures.alignment import head_parallelism as head_parallelism
 from iclflow.measures.alignment import pairwise_cosines as pairwise_cosines
+from iclflow.measures.attention import find_period as find_period
+from iclflow.measures.attention import prefix_matching_score as prefix_matching_score
+from iclflow.measures.attention import previous_token_score as previous_token_score
 from iclflow.measures.changes import change_time as change_time
 from iclflow.measures.changes import first_crossing as first_crossing
 from iclflow.measures.changes import first_crossings as first_crossings

@@ -37,6 +37,7 @@ class InContext:
       the fall. The second part is for starts at which late predictions are worse: they fall more
       at first without any use of the context.
     - `early`, `late`: the falls of the two losses.
+    - `advantage`: early - late after the drop, by how much the context helps then.
     - `label`: whether the null hypothesis is rejected, so that the drop is in-context learning.
     """
 
@@ -45,16 +46,19 @@ class InContext:
     p_value: float
     early: float
     late: float
+    advantage: float
     label: bool
 
     def __str__(self) -> str:
         if np.isnan(self.share):
-            return "late positions do not fall"
+            return "no in-context learning, late positions do not fall"
         verdict = "in-context learning" if self.label else "no in-context learning"
-        return (
-            f"{verdict}: late positions have {self.share:.1%} ± {self.error:.1%} of their fall "
+        text = (
+            f"{verdict}, late positions have {self.share:.1%} ± {self.error:.1%} of their fall "
             f"alone (p = {self.p_value:.1g})"
         )
+        useless = self.share > LEAST and self.advantage <= LEAST * self.late
+        return text + useless * " but are no better than early ones after it"
 
 
 class ByPosition(NamedTuple):
@@ -118,7 +122,8 @@ def in_context_share(
     falls = [float(c[windows[0]].mean() - c[windows[1]].mean()) for c in (early, late)]
     misfit = MISFIT * max(abs(falls[0]), abs(falls[1]))
     if not falls[1] > 2 * _levels(x, late, windows, misfit)[1]:
-        return InContext(np.nan, np.nan, 1.0, falls[0], falls[1], False)
+        after_it = float(np.mean((early - late)[windows[1]]))
+        return InContext(np.nan, np.nan, 1.0, falls[0], falls[1], after_it, False)
     share = 1 - falls[0] / falls[1]
     error = _levels(x, (1 - share) * late - early, windows, misfit)[1] / falls[1]
     levels, deviation, freedom = _levels(x, (1 - least) * late - early, windows, misfit)
@@ -126,7 +131,8 @@ def in_context_share(
     levels, deviation, freedom = _levels(x, early - late, windows[1:], misfit)
     useless = scipy.special.stdtr(freedom, (least * falls[1] - levels[0]) / max(deviation, TINY))
     p_value = float(max(together, useless))
-    return InContext(share, error, p_value, falls[0], falls[1], p_value <= false_alarms)
+    label = p_value <= false_alarms
+    return InContext(share, error, p_value, falls[0], falls[1], levels[0], label)
 
 
 def _points(x: Float[np.ndarray, " T"], stretch: tuple[float, float]) -> np.ndarray:

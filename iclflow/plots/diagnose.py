@@ -242,10 +242,20 @@ def _layer_colours(layers: int) -> Sequence[str]:
 
 
 def curve_figure(found: xr.Dataset, *, title: str = "") -> Figure:
-    """Somebody's loss curve with its stages, the theory's levels and the predicted drops."""
+    """Somebody's loss curve with its stages, the theory's levels and the predicted drops.
+
+    Below it, on the same steps: the losses early and late in the context with what each drop is,
+    and further metrics, such as induction scores, where there are any.
+    """
+    sides, metrics = "early_loss" in found, "metric_step" in found
+    heights = [1.0, *([0.8] if sides else []), *([0.6] if metrics else [])]
     with style():
-        figure = Figure(figsize=(COLUMN * 1.5, COLUMN * 0.95))
-        axes = figure.subplots()
+        tall = 0.95 if len(heights) == 1 else 0.72 * sum(heights)
+        figure = Figure(figsize=(COLUMN * 1.5, COLUMN * tall))
+        panels = figure.subplots(
+            len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
+        )[:, 0]
+        axes = panels[0]
         plot_stages(axes, found)
         if "predicted" in found:
             predicted = found["predicted"].transpose("next", "quantile").values
@@ -255,7 +265,56 @@ def curve_figure(found: xr.Dataset, *, title: str = "") -> Figure:
                 axes.axvspan(low, high, color=COLOURS[1], alpha=0.18, linewidth=0, label=label)
                 axes.axvline(middle, color=COLOURS[1], linewidth=0.8, label="their median")
                 axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
-        axes.set_xlabel("step")
+        if sides:
+            plot_sides(panels[1], found)
+        if metrics:
+            _plot_metrics(panels[-1], found)
+        panels[-1].set_xlabel("step")
         axes.set_xlim(0, None)
+        if len(panels) > 1:
+            _clock_axis(panels[-1], found)
         axes.set_title(title, loc="left")
+        figure.align_ylabels()
     return figure
+
+
+def plot_sides(axes: Axes, found: xr.Dataset) -> Axes:
+    """The losses early and late in the context; at each drop, the share that late ones have alone.
+
+    A drop with the label of in-context learning is filled, another one is an open mark.
+    """
+    for side, colour, stroke in (("early", COLOURS[1], "--"), ("late", COLOURS[0], "-")):
+        name = f"{side} in the context"
+        axes.plot(found["time"], found[f"{side}_loss"], stroke, color=colour, label=name)
+    top = float(np.nanmax([found["early_loss"], found["late_loss"]]))
+    for i in range(found.sizes["drop_number"]):
+        time, share = float(found["drop_time"][i]), float(found["in_context_share"][i])
+        known = bool(found["in_context_label"][i] == 1)
+        axes.axvline(time, color="0.6", linewidth=0.7, zorder=0)
+        error = float(found["in_context_error"][i])
+        text = "late does not fall" if np.isnan(share) else f"{share:.0%} ± {error:.0%} alone"
+        height = (1.17 + 0.27 * (i % 2)) * top  # neighbours do not cover each other
+        axes.annotate(
+            f"{'in context' if known else 'not in context'}\n{text}", (time, height),
+            ha="center", va="center", fontsize=6, color="black" if known else "0.35",
+            bbox={"boxstyle": "round,pad=0.25", "linewidth": 0.6, "edgecolor": "0.4",
+                  "facecolor": "#CFE8D5" if known else "white"},
+        )  # fmt: skip
+    axes.set_ylim(0, (1.32 if found.sizes["drop_number"] < 2 else 1.6) * top)
+    axes.set_ylabel("loss by\nposition")
+    axes.legend(loc="lower left", fontsize=6.5)
+    return axes
+
+
+def _plot_metrics(axes: Axes, found: xr.Dataset) -> None:
+    names = [str(name) for name in found if found[name].dims == ("metric_step",)]
+    for i, name in enumerate(names):
+        curve = found[name].dropna("metric_step")
+        axes.plot(
+            curve["metric_step"], curve, marker=".", markersize=3,
+            color=COLOURS[(i + 2) % len(COLOURS)], label=name.replace("_", " "),
+        )  # fmt: skip
+    for time in found["drop_time"].values:
+        axes.axvline(time, color="0.6", linewidth=0.7, zorder=0)
+    axes.set_ylabel("score")
+    axes.legend(loc="upper left", fontsize=6.5)

@@ -1,7 +1,9 @@
 """Attention-only transformers: layers of causal softmax attention over a residual stream."""
 
 import math
+import re
 from collections.abc import Mapping
+from typing import Self
 
 import equinox as eqx
 import jax
@@ -115,6 +117,35 @@ class AttentionOnly(AbstractModel):
                 stem + "W_O": self.output[layer],
             }
         return {**named, "unembed.W_U": self.unembedding}
+
+    @classmethod
+    def of_tensors(cls, tensors: Mapping[str, np.ndarray], where: str = "weights") -> Self:
+        """The model whose `tensors()` these are; `where` names them in the error.
+
+        >>> import jax
+        >>> from iclflow.transformers import AttentionOnly, AttentionOnlyInitialiser
+        >>> model = AttentionOnlyInitialiser(8, 8, layers=2, width=4, heads=2)(jax.random.key(0))
+        >>> AttentionOnly.of_tensors(model.tensors()).depth
+        2
+        """
+        depth = len({name for name in tensors if re.fullmatch(r"blocks\.\d+\.attn\.W_Q", name)})
+        parts = {f"W_{letter}": [f"blocks.{i}.attn.W_{letter}" for i in range(depth)]
+                 for letter in "QKVO"}  # fmt: skip
+        ends = ("embed.W_E", "pos_embed.W_pos", "unembed.W_U")
+        needed = [*ends, *(name for names in parts.values() for name in names)]
+        differs = [f"it lacks {name}" for name in needed if name not in tensors]
+        differs += [f"it also has {name}" for name in tensors if name not in needed]
+        if differs or not depth:
+            raise ValueError(
+                f"{where} is not an attention-only transformer under the names of TransformerLens: "
+                f"{(differs or ['it has no layer'])[0]}; score other models by their own attention "
+                f"(measures.prefix_matching_score)"
+            )
+        embedding, positions, unembedding = (jnp.asarray(tensors[name]) for name in ends)
+        query, key, value, output = (
+            jnp.stack([jnp.asarray(tensors[name]) for name in names]) for names in parts.values()
+        )
+        return cls(embedding, positions, query, key, value, output, unembedding)
 
 
 def layer_norm(stream: Float[Array, "n d"]) -> Float[Array, "n d"]:

@@ -4,11 +4,20 @@ Scores are read off repeated sequences; `period` is found from the tokens, by co
 themselves moved along.
 """
 
+from collections.abc import Sequence
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+import xarray as xr
 from jaxtyping import Array, Bool, Float, Int
 
+from iclflow.checkpoints.series import Checkpoint
+from iclflow.measures.attention import find_period, prefix_matching_score, previous_token_score
+from iclflow.results.progress import Progress
 from iclflow.transformers.attention_only import AttentionOnly
+from iclflow.transformers.corpora import Repeated
 
 
 def late_loss(losses: Float[Array, "*batch T"]) -> Float[Array, "*batch"]:
@@ -26,16 +35,6 @@ def in_context_score(losses: Float[Array, "*batch T"]) -> Float[Array, "*batch"]
     return late_loss(losses) - early
 
 
-def find_period(tokens: Int[Array, " n"]) -> Int[Array, ""]:
-    """The shortest p for which every token equals the one p before it."""
-    length = tokens.shape[0]
-    place = jnp.arange(length)
-    back = place[None, :] - place[:, None]  # [p, position]
-    same = (tokens[jnp.clip(back, 0)] == tokens[None, :]) | (back < 0)
-    works = jnp.all(same, axis=1) & (place > 0)
-    return jnp.where(jnp.any(works), jnp.argmax(works), length)
-
-
 def repeats(tokens: Int[Array, " n"]) -> Bool[Array, " T"]:
     """At which positions the token read, and so the one to predict, was one period ago too."""
     return jnp.arange(tokens.shape[0] - 1) >= find_period(tokens)
@@ -48,30 +47,62 @@ def repeated_accuracy(correct: Float[Array, "P T"], tokens: Int[Array, "P n"]) -
 
 
 def prefix_matching(model: AttentionOnly, tokens: Int[Array, "P n"]) -> Float[Array, "L H"]:
-    """Mean attention to the tokens that followed earlier copies of the one read, each head.
-
-    Σ_j A[t, j] over j ≤ t with token[j-1] = token[t], averaged over the repeated positions t of
-    all sequences: 1 for a perfect induction head.
-    """
-    return _mean_attention(model, tokens, _after_copies)
+    """`prefix_matching_score` of every head on given sequences: 1 for a perfect induction head."""
+    return prefix_matching_score(_attention(model, tokens), tokens)
 
 
 def previous_token(model: AttentionOnly, tokens: Int[Array, "P n"]) -> Float[Array, "L H"]:
-    """Mean attention to the token just before, each head, at the same positions."""
-    return _mean_attention(model, tokens, lambda read: jnp.eye(read.shape[0], k=-1, dtype=bool))
+    """`previous_token_score` of every head on given sequences."""
+    return previous_token_score(_attention(model, tokens), tokens)
 
 
-def _after_copies(read: Int[Array, " T"]) -> Bool[Array, "T T"]:
-    before = jnp.concatenate([-jnp.ones(1, read.dtype), read[:-1]])
-    return jnp.tril(read[:, None] == before[None, :])
+def _attention(model: AttentionOnly, tokens: Int[Array, "P n"]) -> Float[Array, "P L H T T"]:
+    return jax.vmap(lambda sequence: model.attention(sequence[:-1]))(tokens)
 
 
-def _mean_attention(model, tokens, targets) -> Float[Array, "L H"]:
-    def one(sequence: Array) -> tuple[Array, Array]:
-        read = sequence[:-1]
-        there = jnp.where(targets(read)[None, None], model.attention(read), 0).sum(axis=-1)
-        again = repeats(sequence)
-        return jnp.sum(jnp.where(again[None, None], there, 0), axis=-1), jnp.sum(again)
+def score_series(
+    series: Sequence[Checkpoint],
+    *,
+    sequences: int = 64,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Induction and previous-token scores of every head over a series of checkpoints.
 
-    sums, counts = jax.vmap(one)(tokens)
-    return jnp.sum(sums, axis=0) / jnp.sum(counts)
+    - `series`: checkpoints of attention-only transformers under the names of TransformerLens, as
+      `Snapshots(folder, AttentionOnly.tensors)` writes them and `find_series` finds them.
+    - `sequences`: how many random sequences that repeat themselves the scores are averaged over.
+    - `seed`: of these sequences.
+    - `progress`: called with the checkpoints done and their number.
+
+    Over (`step`, `layer`, `head`): `prefix_matching` and `previous_token`. Of other models give
+    their attention to `measures.prefix_matching_score`, and the scores to a `Monitor` as metrics.
+    """
+    if not series:
+        raise ValueError("no checkpoints to score")
+    steps, rows, tokens = [], [], None
+    for number, checkpoint in enumerate(sorted(series, key=lambda one: one.step)):
+        if progress is not None:
+            progress(number, len(series))
+        with checkpoint.open() as source:
+            names = source.names()
+            model = AttentionOnly.of_tensors({n: source.read(n) for n in names}, checkpoint.label)
+        if tokens is None:
+            corpus = Repeated(model.vocabulary, model.context)
+            tokens = corpus.batch(jax.random.key(seed), sequences)
+        steps.append(checkpoint.step)
+        rows.append([np.asarray(score) for score in _scores(model, tokens)])
+    about = ("prefix-matching score", "previous-token score")
+    data = {
+        name: (("step", "layer", "head"), np.stack(values), {"long_name": label, "units": "1"})
+        for name, label, values in zip(
+            ("prefix_matching", "previous_token"), about, zip(*rows, strict=True), strict=True
+        )
+    }
+    at = ("step", np.array(steps, int), {"long_name": "step", "units": "1"})
+    return xr.Dataset(data, coords={"step": at})
+
+
+@eqx.filter_jit
+def _scores(model: AttentionOnly, tokens: Int[Array, "P n"]) -> tuple[Array, Array]:
+    return prefix_matching(model, tokens), previous_token(model, tokens)
