@@ -319,7 +319,7 @@ def metrics_of(args: argparse.Namespace) -> dict[str, tuple[Any, Any]]:
         from iclflow.checkpoints import find_series
         from iclflow.transformers import score_series
 
-        with progress("scoring checkpoints", quiet=args.json) as report:
+        with progress_bar("scoring checkpoints", False if args.json else None) as report:
             scores = score_series(find_series(args.scores), progress=report)
         for name in ("previous_token", "prefix_matching"):
             best = scores[name].max(("layer", "head"))
