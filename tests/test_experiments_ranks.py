@@ -10,9 +10,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import iclflow as icl
-from iclflow.experiments.in_weight import claims as in_weight_claims
-from iclflow.experiments.in_weight import data as in_weight
-from iclflow.experiments.in_weight import figure as in_weight_plots
+from iclflow.experiments import in_weight
 from iclflow.experiments.low_rank import claims as low_rank_claims
 from iclflow.experiments.low_rank import data as low_rank
 from iclflow.experiments.low_rank import figure as low_rank_plots
@@ -114,8 +112,8 @@ def test_value_weights() -> None:
 
 @pytest.mark.slow
 def test_in_weight_then_in_context(portions: xr.Dataset) -> None:
-    verdicts = {c.id: c.holds for c in in_weight_claims.claims_fig5(portions)}
-    verdicts |= {c.id: c.holds for c in in_weight_claims.claims_fig10(portions)}
+    verdicts = {c.id: c.holds for c in in_weight.claims_fig5(portions)}
+    verdicts |= {c.id: c.holds for c in in_weight.claims_fig10(portions)}
     assert len(verdicts) == 7
     assert all(verdicts.values())
 
@@ -123,7 +121,7 @@ def test_in_weight_then_in_context(portions: xr.Dataset) -> None:
 @pytest.mark.slow
 def test_order_of_learning_can_fail(portions: xr.Dataset) -> None:
     swapped = portions.rename(in_weight="in_context", in_context="in_weight")
-    order = next(c for c in in_weight_claims.claims_fig5(swapped) if c.id == "fig5-order")
+    order = next(c for c in in_weight.claims_fig5(swapped) if c.id == "fig5-order")
     assert not order.holds
 
 
@@ -175,8 +173,8 @@ def test_softmax_drops() -> None:
 def test_drawings(ranks: xr.Dataset, portions: xr.Dataset) -> None:
     figures = [
         low_rank_plots.draw_fig9(ranks),
-        in_weight_plots.draw_fig5(portions),
-        in_weight_plots.draw_fig10(portions),
+        in_weight.draw_fig5(portions),
+        in_weight.draw_fig10(portions),
     ]
     for figure in figures:
         figure.draw_without_rendering()

@@ -7,9 +7,7 @@ import pytest
 import xarray as xr
 from matplotlib.figure import Figure
 
-from iclflow.experiments.linear_transformer import claims as linear_transformer_claims
-from iclflow.experiments.linear_transformer import data as linear_transformer
-from iclflow.experiments.linear_transformer import figure as plots
+from iclflow.experiments import linear_transformer
 from iclflow.experiments.linear_transformer_stages import claims as linear_transformer_stages_claims
 from iclflow.experiments.linear_transformer_stages import data as linear_transformer_stages
 from iclflow.experiments.linear_transformer_stages import figure as stages_plots
@@ -119,7 +117,7 @@ def quick(tmp_path_factory):
 @pytest.mark.slow
 def test_quick_claims(quick):
     settled = [
-        *linear_transformer_claims.claims(quick[linear_transformer]),
+        *linear_transformer.claims(quick[linear_transformer]),
         *linear_transformer_stages_claims.claims(quick[linear_transformer_stages]),
     ]
     assert all(claim.id.startswith("lt-") for claim in settled)
@@ -129,7 +127,7 @@ def test_quick_claims(quick):
 @pytest.mark.slow
 def test_figures(quick):
     for data, draws in (
-        (quick[linear_transformer], (plots.draw_fig1, plots.draw_fig2)),
+        (quick[linear_transformer], (linear_transformer.draw_fig1, linear_transformer.draw_fig2)),
         (
             quick[linear_transformer_stages],
             (stages_plots.draw_fig3, stages_plots.draw_fig4),

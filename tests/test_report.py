@@ -433,22 +433,29 @@ def test_the_table_points_at_functions_there_are(figure):
     source = figure.source
     for function in (source.compute, source.claims, source.controls, figure.draw):
         assert callable(function.resolve())
-    # Every experiment has the same three modules and the same names in them.
-    home = source.module.removesuffix(".data")
-    named = {f"{f.module.removeprefix(home)}:{f.name.partition('_')[0]}" for f in (
-        source.compute, source.claims, source.controls, figure.draw)}  # fmt: skip
-    assert named == {".data:compute", ".claims:claims", ".claims:controls", ".figure:draw"}
+    # The functions have the same names in every experiment, in a folder or in one file.
+    home, dot, _ = source.module.rpartition(".data")
+    parts = ("data", "claims", "claims", "figure") if dot else [""] * 4
+    functions = (source.compute, source.claims, source.controls, figure.draw)
+    names = ("compute", "claims", "controls", "draw")
+    for part, name, function in zip(parts, names, functions, strict=True):
+        assert function.module == (f"{home}.{part}" if part else source.module)
+        assert function.name.partition("_")[0] == name
     assert figure.alt.endswith(".")
     assert figure.caption.endswith(".")
 
 
-def test_every_experiment_is_a_folder_of_four_files():
-    folders = {Path(iclflow.experiments.__file__).parent / f.source.module.split(".")[-2]
-               for f in FIGURES.values()}  # fmt: skip
-    assert {path.name for path in folders} >= {"saddle_to_saddle", "grokking"}
-    for folder in folders:
-        names = sorted(path.name for path in folder.glob("*.py"))
-        assert names == ["__init__.py", "claims.py", "data.py", "figure.py"], folder.name
+def test_an_experiment_is_a_file_or_a_folder_with_data_claims_and_figure():
+    room = Path(iclflow.experiments.__file__).parent
+    homes = {f.source.module.removeprefix("iclflow.experiments.") for f in FIGURES.values()}
+    assert homes >= {"saddle_to_saddle.data", "grokking.data", "zero_blocks"}
+    for home in homes:
+        name, folder, _ = home.partition(".data")
+        if folder:
+            names = sorted(path.name for path in (room / name).glob("*.py"))
+            assert names == ["__init__.py", "claims.py", "data.py", "figure.py"], name
+        else:
+            assert (room / f"{name}.py").is_file(), name
 
 
 def test_the_table_of_figures_imports_no_science():

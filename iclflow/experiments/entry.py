@@ -152,12 +152,18 @@ class Figure:
             object.__setattr__(self, field, " ".join(getattr(self, field).split()))
 
 
-class Folder:
-    """The three modules of an experiment, from the name of its package."""
+class Experiment:
+    """The functions of an experiment, none of them imported yet.
 
-    def __init__(self, package: str):
+    - `name`: of its module in `iclflow.experiments`.
+    - `folder`: whether it is a folder with `data`, `claims` and `figure`, as the large ones are; a
+      small one is a single file with all three.
+    """
+
+    def __init__(self, name: str, *, folder: bool = False):
         self.data, self.claims, self.figure = (
-            Module(f"{package}.{part}") for part in ("data", "claims", "figure")
+            Module(f"iclflow.experiments.{name}" + (f".{part}" if folder else ""))
+            for part in ("data", "claims", "figure")
         )
 
     def source(self, part: str = "", *, shares: str = "", resumes: bool = False) -> Source:

@@ -10,9 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 
 from iclflow.dynamics import Descent
-from iclflow.experiments.runs import trained
+from iclflow.experiments.runs import train
 from iclflow.losses import AbstractLoss, Fresh, Population
 from iclflow.models import Merged
 from iclflow.tasks.commuting import Commuting
@@ -31,42 +32,51 @@ def transformer_task(spectrum: tuple[float, ...], context: int) -> Task:
 
 def stochastic(
     task: Task, marks: np.ndarray, *, clock: float, batch: int, seeds: int
-) -> dict[str, np.ndarray]:
+) -> xr.Dataset:
     """SGD on fresh tasks; an update with `batch` of them advances t/τ by `clock`.
 
-    `loss` [seed, mark] is that of the population, with ½; `p` and `q` [seed, mark, D, D] are p₂
-    and q₁ in the eigenvectors U.
+    `loss` (seed, time) is that of the population, with ½; `p` and `q` (seed, time, row, column)
+    are p₂ and q₁ in the eigenvectors U.
     """
     loss = Fresh(task=task, evaluation=Population(task), size=batch)
     return _run(task, loss, marks, clock, seeds)
 
 
-def mean_training(task: Task, marks: np.ndarray, *, clock: float) -> dict[str, np.ndarray]:
+def mean_training(task: Task, marks: np.ndarray, *, clock: float) -> xr.Dataset:
     """Descent on the population, infinitely many tasks a step: as `stochastic`, one seed."""
     return _run(task, Population(task), marks, clock, 1)
 
 
-def _run(
-    task: Task, loss: AbstractLoss, marks: np.ndarray, clock: float, seeds: int
-) -> dict[str, np.ndarray]:
+def _run(task: Task, loss: AbstractLoss, marks: np.ndarray, clock: float, seeds: int) -> xr.Dataset:
     init = Merged.linear_transformer(task, scale=SCALE)
     how: dict[str, Any] = {"saveat": marks, "record": ["loss", "weights"]}
     how["key"] = jax.random.key(DATA_SEED)
-    found = trained(loss, init, Descent(clock / 2), seeds=seeds, **how)
-    values, merged = (found[name][:, :, 0] for name in ("values", "merged"))
+    runs = train(loss, init, Descent(clock / 2), seeds=seeds, **how).isel(head=0)
     basis = np.asarray(task.basis)
-    return {
-        "loss": found["loss"] / 2,
-        "p": np.einsum("oa,stop,pb->stab", basis, values, basis),
-        "q": np.einsum("oa,stop,pb->stab", basis, merged, basis),
-    }
+
+    def turned(name: str) -> tuple[tuple[str, ...], np.ndarray]:
+        found = np.einsum("oa,stop,pb->stab", basis, runs[name].values, basis)
+        return ("seed", "time", "row", "column"), found
+
+    return xr.Dataset(
+        {"loss": runs["loss"] / 2, "p": turned("values"), "q": turned("merged")},
+        runs["loss"].coords,
+    )
 
 
-def diagonal(matrices: np.ndarray) -> np.ndarray:
-    """The diagonals of stacked matrices."""
-    return np.asarray(np.einsum("...aa->...a", matrices))
+def products(run: xr.Dataset) -> xr.DataArray:
+    """The matrices p₂q₁ of every run at every time."""
+    inner = run["p"].rename(column="inner"), run["q"].rename(row="inner")
+    return xr.dot(*inner, dim="inner").transpose(..., "row", "column")
 
 
-def standard_error(values: np.ndarray) -> np.ndarray:
-    """Of the mean over seeds, the first axis."""
-    return np.asarray(values.std(axis=0, ddof=1) / np.sqrt(len(values)))
+def diagonal(matrices: xr.DataArray) -> xr.DataArray:
+    """The diagonals of matrices (row, column), along `mode`."""
+    found = np.einsum("...aa->...a", matrices.transpose(..., "row", "column").values)
+    dims = (*(dim for dim in matrices.dims if dim not in ("row", "column")), "mode")
+    return xr.DataArray(found, dims=dims)
+
+
+def standard_error(values: xr.DataArray) -> xr.DataArray:
+    """Of the mean over seeds."""
+    return values.std("seed", ddof=1) / np.sqrt(values.sizes["seed"])

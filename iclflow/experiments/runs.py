@@ -47,6 +47,34 @@ def trained(*problem: Any, **options: Any) -> dict[str, np.ndarray]:
     return {str(name): variable.values for name, variable in runs.items()}
 
 
+def train(*problem: Any, **options: Any) -> xr.Dataset:
+    """What `sweep` returns, labels and all; Ctrl-C is raised, as half a run settles no claim."""
+    runs = sweep(*problem, **options)
+    if np.any(runs["result"] == INTERRUPTED):
+        raise KeyboardInterrupt
+    return runs
+
+
+def named(variables: Mapping[str, Variable]) -> dict[str, xr.Variable]:
+    """Arrays of theory or of measurement for `Dataset.assign`: name -> (dims, values, in words)."""
+    return {
+        name: xr.Variable(dims, np.asarray(values), {"long_name": about, "units": "1"})
+        for name, (dims, values, about) in variables.items()
+    }
+
+
+def called(values: xr.DataArray, about: str) -> xr.DataArray:
+    """The same values with another long name, as arithmetic takes theirs away."""
+    return values.assign_attrs(long_name=about, units="1")
+
+
+def finished(data: xr.Dataset, settings: Mapping[str, Any]) -> xr.Dataset:
+    """The data with their provenance; the settings are attributes too."""
+    plain = {k: v for k, v in settings.items() if isinstance(v, str | int | float)}
+    plain = {k: int(v) if isinstance(v, bool) else v for k, v in plain.items()}
+    return data.drop_attrs(deep=False).assign_attrs({**stamp(settings), **plain})
+
+
 def checkpointed(folder: Path | None, tensors: Callable[[Any], Any]) -> dict[str, Any]:
     """Options of a sweep that leaves checkpoints in a folder and goes on from it."""
     if folder is None:

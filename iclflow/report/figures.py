@@ -3,26 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
-from iclflow.experiments import (
-    abrupt_drop,
-    alignment,
-    fixed_points,
-    grokking,
-    in_context_emergence,
-    in_weight,
-    init_scale,
-    linear_transformer,
-    linear_transformer_stages,
-    low_rank,
-    null_blocks,
-    plateau_alignment,
-    saddle_to_saddle,
-    schematics,
-    softmax_drops,
-    varying_length,
-    zero_blocks,
-)
 from iclflow.experiments.entry import Figure
+from iclflow.experiments.figures import BY_NAME
 from iclflow.results.choices import require_choice
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
@@ -69,9 +51,11 @@ DERIVED = {
     "diagonal.",
 }
 
-_FIG3, _FIG7 = saddle_to_saddle.FIGURES
-_FIG4, _FIG8, _FIG9 = low_rank.FIGURES
-_FIG5, _FIG10 = in_weight.FIGURES
+
+def _figures(*names: str) -> tuple[Figure, ...]:
+    return tuple(BY_NAME[name] for name in names)
+
+
 _FLOW = "here by gradient flow with adaptive steps, not descent"
 
 PAPERS = (
@@ -83,11 +67,10 @@ PAPERS = (
         "examples in its prompt. With merged key and query it is a two-layer linear network, and "
         "learns in one abrupt drop of the loss; with separate ones it is a sum of three-layer "
         "networks, and learns in steps, one principal component of the inputs at a time.",
-        (
-            *abrupt_drop.FIGURES, *schematics.FIGURES, _FIG3, _FIG4, _FIG5, *alignment.FIGURES,
-            _FIG7, _FIG8, _FIG9, _FIG10, *fixed_points.FIGURES, *plateau_alignment.FIGURES,
-            *softmax_drops.FIGURES, *init_scale.FIGURES, *varying_length.FIGURES,
-            *zero_blocks.FIGURES,
+        _figures(
+            "fig1", "fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "fig8", "fig9", "fig10",
+            "fixed-points", "plateau-alignment", "v2-softmax", "v2-init", "v2-length",
+            "zero-blocks",
         ),
         (
             Published("Fig. 1", ("fig1",), 26 * MINUTE),
@@ -110,9 +93,9 @@ PAPERS = (
         "in its own time, and these times can be read off the loss and the weights. The same "
         "measures are taken of transformers that are not linear, while they learn to learn in "
         "context and while they grok.",
-        (
-            *linear_transformer.FIGURES, *linear_transformer_stages.FIGURES, *null_blocks.FIGURES,
-            *in_context_emergence.FIGURES, *grokking.FIGURES,
+        _figures(
+            "lt-fig1", "lt-fig2", "lt-fig3", "lt-fig4", "lt-blocks", "lt-fig5", "lt-fig6",
+            "lt-fig7",
         ),
     ),
 )  # fmt: skip

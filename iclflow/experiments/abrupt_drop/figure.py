@@ -3,7 +3,7 @@
 import xarray as xr
 from matplotlib.axes import Axes
 
-from iclflow.experiments.schematics.figure import draw_merged
+from iclflow.experiments.schematics import draw_merged
 from iclflow.plots.levels import plot_levels
 from iclflow.plots.style import COLOURS, COLUMN, THEORY, TIME, Figure, style
 

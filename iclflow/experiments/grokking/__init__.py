@@ -1,8 +1,8 @@
 """Grokking, and which measures move first (second paper, Figs 3B, 7)."""
 
-from iclflow.experiments.entry import Figure, Folder, Live
+from iclflow.experiments.entry import Experiment, Figure, Live
 
-_HERE = Folder(__name__)
+_HERE = Experiment("grokking", folder=True)
 _SOURCE = _HERE.source(resumes=True)
 
 FIGURES = (

@@ -1,8 +1,8 @@
 """In-context learning emerges with the second layer (second paper, Figs 5, 6)."""
 
-from iclflow.experiments.entry import Figure, Folder, Live
+from iclflow.experiments.entry import Experiment, Figure, Live
 
-_HERE = Folder(__name__)
+_HERE = Experiment("in_context_emergence", folder=True)
 _SOURCE = _HERE.source(resumes=True)
 
 FIGURES = (

@@ -4,7 +4,7 @@ import numpy as np
 import xarray as xr
 
 from iclflow.experiments.base import Claim, below, near
-from iclflow.experiments.linear_transformer.claims import ROUNDING
+from iclflow.experiments.linear_transformer import ROUNDING
 from iclflow.experiments.linear_transformer_stages.data import detectors
 from iclflow.measures import find_stages
 from iclflow.theory.linear_transformer import (

@@ -17,10 +17,11 @@ from iclflow.experiments.linear_transformer_runs import (
     SCALE,
     diagonal,
     mean_training,
+    products,
     stochastic,
     transformer_task,
 )
-from iclflow.experiments.runs import Variable, labelled
+from iclflow.experiments.runs import Variable, finished, named
 from iclflow.measures import first_crossing
 from iclflow.measures.detectors import Curvature, autocorrelation_curvature, time_curvature
 from iclflow.measures.spectrum import effective_rank
@@ -76,7 +77,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         "clock": CLOCK,
         "scale": SCALE,
     }
-    return labelled(variables, coordinates, settings)
+    return finished(xr.Dataset(named(variables), coordinates), settings)
 
 
 def _staged() -> tuple[dict[str, Variable], TransformerModes]:
@@ -84,12 +85,12 @@ def _staged() -> tuple[dict[str, Variable], TransformerModes]:
     steps = round(EPOCH_RATE / CLOCK)
     epochs = np.arange(EPOCHS + 1)
     run = mean_training(task, epochs * steps, clock=CLOCK)
-    loss, products = run["loss"][0], np.einsum("tab,tbc->tac", run["p"][0], run["q"][0])
+    run = run.isel(seed=0).drop_vars(["time", "step"]).rename(time="epoch")
     modes = TransformerModes.of(task)
     paper, exact = DecoupledFlow(modes), CoupledFlow(modes)
     start, time = np.full(modes.size, SCALE), EPOCH_RATE * epochs
     course = exact.solve(time, start, start)
-    a = diagonal(products)
+    a, loss = diagonal(products(run)).values, run["loss"].values
     ends = paper.fixed_point
     half = [first_crossing(epochs, -row, -end / 2) for row, end in zip(a.T, ends, strict=True)]
     variables: dict[str, Variable] = {
@@ -111,7 +112,7 @@ def _staged() -> tuple[dict[str, Variable], TransformerModes]:
             _ranks(jnp.asarray(a)),
             "effective rank (15) of the rest, over its start",
         ),
-        **detectors(epochs, loss, np.linalg.norm(run["p"][0], axis=(1, 2)), modes.size),
+        **detectors(epochs, loss, np.linalg.norm(run["p"].values, axis=(1, 2)), modes.size),
     }
     return variables, modes
 
@@ -166,21 +167,21 @@ def _small(quick: bool) -> dict[str, Variable]:
         run = mean_training(task, marks, clock=SMALL_CLOCK)
     else:
         run = stochastic(task, marks, clock=SMALL_CLOCK, batch=BATCH, seeds=1)
-    run = {name: values[0, ::THIN] for name, values in run.items()}
+    run = run.isel(seed=0, time=slice(None, None, THIN))
     modes = TransformerModes.of(task)
     paper, exact = DecoupledFlow(modes), CoupledFlow(modes)
     start, time = np.full(modes.size, SCALE), SMALL_CLOCK * marks[::THIN]
     course = exact.solve(time, start, start)
-    products = paper.products(time, start, start)
-    a = diagonal(np.einsum("tab,tbc->tac", run["p"], run["q"]))
+    by_paper = paper.products(time, start, start)
+    a = diagonal(products(run)).values
     dims = ("small_mark", "mode")
     return {
         "small_time": (("small_mark",), time, "t/τ"),
-        "small_loss": (("small_mark",), run["loss"], "loss with ½, simulated, N = 8"),
-        "small_loss_paper": (("small_mark",), paper.loss(products), "(14), N = 8"),
+        "small_loss": (("small_mark",), run["loss"].values, "loss with ½, simulated, N = 8"),
+        "small_loss_paper": (("small_mark",), paper.loss(by_paper), "(14), N = 8"),
         "small_loss_exact": (("small_mark",), exact.loss(course.p, course.q), "exact, N = 8"),
         "small_a": (dims, a, "a, simulated, N = 8"),
-        "small_a_paper": (dims, products, "(13), N = 8"),
+        "small_a_paper": (dims, by_paper, "(13), N = 8"),
         "small_a_exact": (dims, course.products, "exact, N = 8"),
         "small_a_infinity": (("mode",), paper.fixed_point, "a∞, N = 8"),
         "small_eigenvalue": (("mode",), modes.spectrum, "s, N = 8"),
