@@ -101,10 +101,11 @@ def test_levels_of_varying_length_by_a_sampled_loss():
     """E3 at one length, as `_by_length` has it, against the package's own closed form."""
     task = varying_length.varying_task()
     weights = np.random.default_rng(0).normal(size=(4, 4))
-    merged = {
-        "values": np.ones((1, 1, 1)),
-        "merged": weights[None, None, None],
-    }
+    dims = ("seed", "time", "head")
+    merged = xr.Dataset({
+        "values": (dims, np.ones((1, 1, 1))),
+        "merged": ((*dims, "row", "column"), weights[None, None, None]),
+    })  # fmt: skip
     found = varying_length._by_length(merged, Population(task))
     model = Merged(values=jax.numpy.ones((1, 1, 1)), merged=jax.numpy.asarray(weights)[None])
     for n in (1, 7, 31):
