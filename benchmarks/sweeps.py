@@ -20,12 +20,13 @@ import numpy as np
 
 jax.config.update("jax_enable_x64", True)
 
-import iclflow as icl  # noqa: E402
 from iclflow.sweeps.compute import compute  # noqa: E402
-from iclflow.sweeps.design import Design  # noqa: E402
-from iclflow.sweeps.examples.base import Example  # noqa: E402
 from iclflow.sweeps.execute import local_client, run  # noqa: E402
 from iclflow.sweeps.store import SweepStore  # noqa: E402
+
+import iclflow as icl  # noqa: E402
+from iclflow.sweeps.design import Design  # noqa: E402
+from iclflow.sweeps.examples.base import Example  # noqa: E402
 
 SMALL = {"steps": 2000, "rate": 0.2, "scale": 0.07, "save": "linear:50"}
 FOLDER = Path(tempfile.mkdtemp())

@@ -67,9 +67,10 @@ from iclflow.results.trajectory import RESULTS as RESULTS
 from iclflow.results.trajectory import Trajectory as Trajectory
 from iclflow.runs import record as record
 from iclflow.runs.batch import AbstractObserver as AbstractObserver
+from iclflow.runs.cells import Vary as Vary
+from iclflow.runs.folder import Snapshots as Snapshots
 from iclflow.runs.simulate import simulate as simulate
-from iclflow.runs.store import Snapshots as Snapshots
-from iclflow.runs.sweep import Vary as Vary
+from iclflow.runs.summaries import Summary as Summary
 from iclflow.runs.sweep import sweep as sweep
 from iclflow.runs.testing import Tests as Tests
 from iclflow.tasks.base import AbstractTask as AbstractTask

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from iclflow.dynamics import Adam, Descent
 from iclflow.results.trajectory import log_steps
 from iclflow.runs import plan
+from iclflow.runs.folder import Snapshots
 from iclflow.runs.record import OfModel
-from iclflow.runs.store import Snapshots
 from iclflow.runs.sweep import sweep
 from iclflow.transformers import (
     AttentionOnly,

@@ -18,8 +18,8 @@ import xarray as xr
 from iclflow.checkpoints import find_series, measure_series
 from iclflow.results.tensors import load_metadata, load_tree, save_tree, write_tensors
 from iclflow.runs.dataset import final_models
+from iclflow.runs.folder import PLAN, own_folder
 from iclflow.runs.labels import OUTCOMES
-from iclflow.runs.store import PLAN, own_folder
 from iclflow.transformers import effective_ranks, spectrum
 from tests.resumable_run import INIT, STEPS, run
 
@@ -280,7 +280,7 @@ def test_folders_of_their_own(tmp_path, monkeypatch):
     first = own_folder(tmp_path, __name__, {"a": 1})
     assert first == own_folder(tmp_path, __name__, {"a": 1})
     assert first != own_folder(tmp_path, __name__, {"a": 2})
-    monkeypatch.setattr("iclflow.runs.store.code_key", lambda *modules: "other code")
+    monkeypatch.setattr("iclflow.runs.folder.code_key", lambda *modules: "other code")
     assert first != own_folder(tmp_path, __name__, {"a": 1})
 
 

@@ -25,7 +25,7 @@ from iclflow.diagnosis import diagnose_curve
 from iclflow.results import reading
 from iclflow.results.choices import printable
 from iclflow.results.netcdf import load
-from iclflow.runs.store import Store
+from iclflow.runs.folder import RunFolder
 from iclflow.study.settings import read_toml
 
 
@@ -240,7 +240,7 @@ def test_a_damaged_plan_of_a_run_is_one_line(tmp_path):
     for text in ("{}", "[]", '{"content_key": 3}', "{", ""):
         (tmp_path / "plan.json").write_text(text)
         with pytest.raises(ValueError, match=re.escape(str(tmp_path / "plan.json"))):
-            Store(tmp_path, {"a": 1})
+            RunFolder(tmp_path, {"a": 1})
 
 
 # --- curves that fail -----------------------------------------------------------------------------

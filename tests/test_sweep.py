@@ -13,13 +13,12 @@ from iclflow.losses.memory import RESERVE
 from iclflow.models import Separate, SoftmaxInitialiser, draw_models, empty_model
 from iclflow.results.netcdf import check_free, load, save
 from iclflow.results.tensors import open_tensors
-from iclflow.runs import compiling, vmapped
-from iclflow.runs import sweep as sweeps
+from iclflow.runs import compiling, compute, vmapped
 from iclflow.runs.cost import COPIES
 from iclflow.runs.dataset import final_models
+from iclflow.runs.folder import Snapshots
 from iclflow.runs.labels import OUTCOMES, from_dataset, to_dataset
 from iclflow.runs.simulate import simulate
-from iclflow.runs.store import Snapshots
 from iclflow.runs.sweep import Vary, sweep
 from iclflow.tasks.task import Task
 from tests.cases import KEY, TASKS
@@ -313,9 +312,9 @@ def test_what_is_recorded_counts_in_the_size_of_a_batch(monkeypatch, record):
     """Memory for the weights at 30 save points of two runs, and no more."""
     weights = sum(leaf.size for leaf in jax.tree.leaves(empty_model(INIT)))
     each = 8 * (COPIES * weights + 30 * (1 + weights * ("weights" in record))) + LOSS.scratch()
-    found, batch = [], sweeps.run_batch
+    found, batch = [], compute.run_batch
     monkeypatch.setattr("iclflow.runs.plan.device_bytes", lambda: 2.5 * each / RESERVE)
-    monkeypatch.setattr(sweeps, "run_batch", lambda b, *a: found.append(b.count) or batch(b, *a))
+    monkeypatch.setattr(compute, "run_batch", lambda b, *a: found.append(b.count) or batch(b, *a))
     sweep(LOSS, INIT, DESCENT, saveat=np.arange(30), seeds=4, record=record)
     assert found == [2, 2]
 
@@ -334,14 +333,14 @@ def test_a_store_knows_a_function_by_its_code(tmp_path):
 
 def test_an_interrupt_before_the_second_batch_keeps_the_first(monkeypatch):
     monkeypatch.setattr("iclflow.runs.plan.device_bytes", lambda: 1)
-    batch = sweeps.run_batch
+    batch = compute.run_batch
 
     def stopped(b, number, *rest):
         if number == 1:
             raise KeyboardInterrupt
         return batch(b, number, *rest)
 
-    monkeypatch.setattr(sweeps, "run_batch", stopped)
+    monkeypatch.setattr(compute, "run_batch", stopped)
     runs = sweep(LOSS, INIT, DESCENT, until=5, seeds=2)
     np.testing.assert_array_equal(runs["result"], [0, OUTCOMES.index("interrupted")])
     assert np.isfinite(runs["loss"].values[0]).all()

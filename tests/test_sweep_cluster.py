@@ -12,9 +12,8 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import pytest
 
-from iclflow.sweeps.design import Design
-from iclflow.sweeps.execute import run
-from iclflow.sweeps.store import load
+from iclflow.runs.store import load
+from iclflow.sweeps.design import Design, run
 
 pytest.importorskip("zarr", reason="the extra sweep is not installed")
 distributed = pytest.importorskip("distributed", reason="the extra sweep is not installed")
@@ -27,8 +26,8 @@ CLIENT = """
 import sys
 import jax
 jax.config.update("jax_enable_x64", True)
-from iclflow.sweeps.design import Design
-from iclflow.sweeps.execute import remote_client, run
+from iclflow.runs.cluster import remote_client
+from iclflow.sweeps.design import Design, run
 words, out, block, address = eval(sys.argv[1])
 if address is None:
     run(Design.of(**words), out, block=block)
@@ -214,7 +213,7 @@ def test_a_scheduler_that_dies_fails_no_cell(status, tmp_path, monkeypatch):
 @pytest.mark.long
 def test_workers_here_speak_tls(tmp_path):
     pytest.importorskip("cryptography", reason="the extra sweep is not installed")
-    from iclflow.sweeps.execute import local_client
+    from iclflow.runs.cluster import local_client
 
     with socket.socket() as taken:  # another cluster of this machine has the port of Dask's pages
         with suppress(OSError):  # or has it really
@@ -228,7 +227,7 @@ def test_workers_here_speak_tls(tmp_path):
 
 
 def test_a_scheduler_file_that_is_not_there_is_one_line(tmp_path):
-    from iclflow.sweeps.execute import remote_client
+    from iclflow.runs.cluster import remote_client
 
     with pytest.raises(ValueError, match="no scheduler file"), remote_client("none.json"):
         pass
@@ -238,7 +237,7 @@ def test_a_scheduler_file_that_is_not_there_is_one_line(tmp_path):
 def test_a_cluster_is_found_by_its_scheduler_file(cluster, tmp_path):
     import json
 
-    from iclflow.sweeps.execute import remote_client
+    from iclflow.runs.cluster import remote_client
 
     file = tmp_path / "scheduler.json"
     file.write_text(json.dumps(cluster.scheduler_info() | {"address": cluster.scheduler.address}))
@@ -248,9 +247,9 @@ def test_a_cluster_is_found_by_its_scheduler_file(cluster, tmp_path):
 
 def test_no_scheduler_at_an_address_is_one_line(tmp_path, monkeypatch, capsys):
     from iclflow import cli
-    from iclflow.sweeps import execute
+    from iclflow.runs import cluster as clusters
 
-    monkeypatch.setattr(execute, "CONNECT", 0.5)
+    monkeypatch.setattr(clusters, "CONNECT", 0.5)
     (tmp_path / "design.toml").write_text("[sweep]\nsteps = 5\n")
     given = ["sweep", str(tmp_path / "design.toml"), "--out", str(tmp_path / "s.zarr")]
     with pytest.raises(SystemExit, match="2"):

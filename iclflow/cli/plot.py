@@ -26,8 +26,8 @@ def run(args: argparse.Namespace) -> int:
     """Pool, draw, and say where it is."""
     from iclflow.plots.sweeps import sweep_figure
     from iclflow.results.pictures import save_figure
+    from iclflow.runs.store import load
     from iclflow.sweeps.look import look
-    from iclflow.sweeps.store import load
 
     store = load(args.store)
     args.plot = args.plot or args.store.with_suffix(".png")

@@ -11,7 +11,7 @@ from typing import Any
 def finished(out: Path, key: str, *, force: bool) -> Any:
     """The runs in a file if they are those of the key and came to their end; else None."""
     from iclflow.results.netcdf import check_free, load
-    from iclflow.runs.store import PLAN
+    from iclflow.runs.folder import PLAN
 
     if force:
         if (kept(out) / PLAN).is_file():
@@ -35,7 +35,7 @@ def train_into(out: Path, train: Callable[[Path], Any]) -> Any:
     Of an interrupted run the file has the beginning, unless it has a finished one.
     """
     from iclflow.results.netcdf import load, replace
-    from iclflow.runs.store import PLAN
+    from iclflow.runs.folder import PLAN
 
     store = kept(out)
     on = f"the same command goes on from {store}"

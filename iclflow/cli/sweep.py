@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -121,8 +121,8 @@ def changed(said: list[str]) -> dict[str, Any]:
 
 def carry_out(args: argparse.Namespace, design: Any, example: Any, began: float) -> int:
     """Run a design into --out, or say what it would take."""
-    from iclflow.sweeps.estimate import estimate
-    from iclflow.sweeps.execute import run as run_design
+    from iclflow.runs.estimate import estimate
+    from iclflow.runs.sweep import into_store
 
     expected = estimate(design, args.workers or 1, args.block)
     if args.dry_run:
@@ -130,15 +130,20 @@ def carry_out(args: argparse.Namespace, design: Any, example: Any, began: float)
         return 0
     if not args.json:
         print("\n".join(sentences(expected)))
-    engines: list[str] = []
+    show = False if args.json else None if sys.stderr.isatty() else Lines()
     try:
-        with cluster(args) as client, standing(engines, quiet=args.json) as progress:
-            store = run_design(design, args.out, block=args.block, client=client, progress=progress)
+        with cluster(args) as client:
+            plan = expected if client is None else None  # a cluster has other workers
+            into_store(design, args.out, block=args.block, client=client, progress=show,
+                       expected=plan)  # fmt: skip
     except KeyboardInterrupt:
         again = shlex.join(["iclflow", *sys.argv[1:]])
         print(f"iclflow: interrupted; what was computed is kept. Go on: {again}", file=sys.stderr)
         return 130
-    found, more = outcome(store) | {"engines": engines, "out": str(args.out)}, []
+    from iclflow.runs.store import load
+
+    store = load(args.out, check=False)
+    found, more = outcome(store) | {"out": str(args.out)}, []
     if example is not None:
         from iclflow.results.pictures import save_figure
 
@@ -154,7 +159,7 @@ def carry_out(args: argparse.Namespace, design: Any, example: Any, began: float)
 @contextmanager
 def cluster(args: argparse.Namespace) -> Iterator[Any]:
     """The Dask client that was asked for, or none."""
-    from iclflow.sweeps.execute import local_client, remote_client
+    from iclflow.runs.cluster import local_client, remote_client
 
     if args.workers is not None:
         chosen = local_client(args.workers)
@@ -164,40 +169,23 @@ def cluster(args: argparse.Namespace) -> Iterator[Any]:
         yield client
 
 
-@contextmanager
-def standing(engines: list[str], *, quiet: bool) -> Iterator[Callable[[Any], None]]:
-    """A bar of cells done, their rate, the time left, and failures; notes the engines that ran."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+class Lines:
+    """Progress where stderr is no terminal: a line now and then, with the rate and what is left."""
 
-    columns = ("cells", BarColumn(), MofNCompleteColumn(), "{task.fields[rate]}")
-    last = ("{task.fields[failed]}", TimeRemainingColumn())
-    hidden = quiet or not sys.stderr.isatty()
-    lines = not quiet and not sys.stderr.isatty()
-    bar = Progress(*columns, *last, console=Console(stderr=True), transient=True, disable=hidden)
-    began, first, told = time.perf_counter(), None, time.perf_counter()
-    with bar:
-        task = bar.add_task("", total=None, rate="", failed="")
+    def __init__(self) -> None:
+        self.began = self.told = time.perf_counter()
+        self.first: float | None = None
 
-        def update(now: Any) -> None:
-            nonlocal first, told
-            first = now.done if first is None else first
-            engines[:] = now.engines
-            if now.lost and now.done == first and not now.failed:
-                line = f"iclflow: damaged or missing chunks: {now.lost} cells are computed anew"
-                print(line, file=sys.stderr)
-            rate = (now.done - first) / max(1e-9, time.perf_counter() - began)
-            failed = f"{now.failed} failed" if now.failed else ""
-            if lines and time.perf_counter() - told >= EVERY and now.done < now.total:
-                told = time.perf_counter()
-                left = f"{duration((now.total - now.done) / rate)} left" if rate else "begun"
-                said = [f"{now.done:,} of {now.total:,} cells", f"{rate:.3g}/s", left, failed]
-                print("iclflow: " + ", ".join(filter(None, said)), file=sys.stderr, flush=True)
-            bar.update(
-                task, completed=now.done, total=now.total, rate=f"{rate:.3g}/s", failed=failed
-            )
-
-        yield update
+    def __call__(self, done: float, total: float) -> None:
+        """So many cells of all are done."""
+        self.first = done if self.first is None else self.first
+        now = time.perf_counter()
+        if now - self.told < EVERY or done >= total:
+            return
+        self.told, rate = now, (done - self.first) / max(1e-9, now - self.began)
+        left = f"{duration((total - done) / rate)} left" if rate else "begun"
+        said = f"{int(done):,} of {int(total):,} cells, {rate:.3g}/s, {left}"
+        print(f"iclflow: {said}", file=sys.stderr, flush=True)
 
 
 def takes(expected: Any) -> dict[str, Any]:
@@ -238,6 +226,7 @@ def outcome(store: Any) -> dict[str, Any]:
     return {
         "cells": ended.size,
         "advanced_by": by,
+        "engines": [name for name in str(store.attrs.get("engine", "")).split("; ") if name],
         **{name: count for name, count in counts.items() if count},
         "failed": int((failure > 0).sum()),
         "reasons": reasons,

@@ -16,8 +16,8 @@ import xarray as xr
 
 from iclflow.measures import find_stages
 from iclflow.results.provenance import stamp
+from iclflow.runs.folder import Snapshots
 from iclflow.runs.labels import INTERRUPTED
-from iclflow.runs.store import Snapshots
 from iclflow.runs.sweep import sweep
 
 MARKS = 600  # save points of every run

@@ -53,7 +53,7 @@ class AbstractObserver(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Standing:
+class BatchProgress:
     """How far a batch has come; all that is needed to go on with it."""
 
     state: Any
@@ -89,8 +89,8 @@ class Disk(Protocol):
         """The engine and the pieces that the batch was begun with; those given, if it was not."""
         ...
 
-    def resume(self, number: int, progress: Standing) -> Standing: ...
-    def save(self, number: int, progress: Standing, now: bool) -> None: ...
+    def resume(self, number: int, progress: BatchProgress) -> BatchProgress: ...
+    def save(self, number: int, progress: BatchProgress, now: bool) -> None: ...
 
 
 def run_batch(
@@ -104,7 +104,7 @@ def run_batch(
     disk: Disk | None,
 ) -> BatchResult:
     """Train a batch to the last mark, or to where Ctrl-C stops it; raised before the first."""
-    progress = Standing(_start(batch.parts, batch.axes, batch.seeds, batch.weights, key), {})
+    progress = BatchProgress(_start(batch.parts, batch.axes, batch.seeds, batch.weights, key), {})
     engine = choose(batch, progress.state, marks, recording.functions)
     count = pieces(_seconds(batch, engine.kind, marks), disk is not None)
     if disk is not None:
@@ -253,13 +253,13 @@ def _operations(batch: Batch) -> float:
 
 def _piece(
     engine: Engine,
-    progress: Standing,
+    progress: BatchProgress,
     marks: np.ndarray,
     recording: Recording,
     size: int,
     longest: float,
     stops: set[float],
-) -> Standing:
+) -> BatchProgress:
     """Advance to the next marks; between marks that are far apart, part of the way.
 
     The marks of a piece lie on one side of every jump of the loss.
@@ -269,7 +269,7 @@ def _piece(
     if marks[begin] >= jump or marks[begin] - here > longest:
         target = np.asarray([min(here + longest, jump)], marks.dtype)
         state = engine.advance(here, progress.state, target, {}).state
-        return Standing(state, progress.record, float(target[0]), begin)
+        return BatchProgress(state, progress.record, float(target[0]), begin)
     segment = marks[begin : begin + size]
     segment = segment[segment < jump]
     segment = segment[segment - here <= longest] if len(segment) > 1 else segment
@@ -279,7 +279,7 @@ def _piece(
     run = engine.advance(here, progress.state, padded, recording.functions)
     found, count, record = to_host(run.record), len(segment), progress.record
     if not record and count == len(marks):  # all in one piece: nothing to copy
-        return Standing(run.state, found, float(segment[-1]), count)
+        return BatchProgress(run.state, found, float(segment[-1]), count)
     if not record:
         total = len(marks)
         record = jax.tree.map(lambda a: _empty(a, a.shape[2:], total), found)
@@ -291,12 +291,12 @@ def _piece(
         room[over, begin : begin + count] = np.nan
 
     jax.tree.map(put, record, found)
-    return Standing(run.state, record, float(segment[-1]), begin + count)
+    return BatchProgress(run.state, record, float(segment[-1]), begin + count)
 
 
 def _result(
     batch: Batch,
-    progress: Standing,
+    progress: BatchProgress,
     marks: np.ndarray,
     recording: Recording,
     final: Recording,

@@ -1,6 +1,7 @@
 """The batches of a sweep as one labelled Dataset."""
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -14,6 +15,7 @@ from iclflow.dynamics import AbstractDynamics
 from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
 from iclflow.results.provenance import stamp
 from iclflow.runs.batch import BatchResult
+from iclflow.runs.cells import AbstractCells
 from iclflow.runs.labels import (
     COUNTED,
     INTERRUPTED,
@@ -23,58 +25,174 @@ from iclflow.runs.labels import (
     in_order,
     variables,
 )
+from iclflow.runs.record import by_name
+from iclflow.runs.summaries import Finished, Summary, summarise
 from iclflow.runs.transfer import copied
 
 FINAL = "final_"  # begins the names of what is recorded of the last weights only
+CLOCKS = ("clock", "step")  # variables of a point, which all of its seeds share
+
+Variables = dict[str, tuple[tuple[str, ...], np.ndarray]]  # name -> (further dims, array)
 
 
-def assemble(
-    results: Sequence[BatchResult],
-    coordinates: Mapping[str, Sequence[Any] | np.ndarray],
-    marks: np.ndarray,
-    settings: Any,
-) -> xr.Dataset:
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A batch that has come to its end, with its summaries.
+
+    - `clock`: t/τ of every run at the marks, [mark] or [run, mark].
+    - `summaries`: name -> (dims after the run's, array).
+    """
+
+    result: BatchResult
+    clock: np.ndarray
+    summaries: Variables
+
+    @classmethod
+    def of(cls, result: BatchResult, computed: Mapping[str, Summary]) -> "Trained":
+        """The summaries are computed point by point: the levels of the plateaus are a point's."""
+        clock = clock_of(result, result.batch.point.marks)
+        parts: dict[str, list[tuple[tuple, np.ndarray]]] = {}
+        for place, rows in by_point(result.batch.cells) if computed else ():
+            runs = Finished(
+                point=result.batch.points[place],
+                seeds=result.batch.seeds[: result.batch.count][rows],
+                time=np.broadcast_to(clock, (result.batch.count, clock.shape[-1]))[rows],
+                loss=result.record["loss"][rows],
+                record=jax.tree.map(lambda a, r=rows: a[r], result.record),
+                weights=jax.tree.map(lambda a, r=rows: a[r], result.final.get("weights")),
+            )
+            for name, array in summarise(computed, runs).items():
+                parts.setdefault(name, []).append(((np.arange(result.batch.count)[rows],), array))
+        found = {}
+        for name, rows in parts.items():
+            array = on_grid(rows, (result.batch.count,))
+            numbered = tuple(f"{name}_{i}" for i in range(array.ndim - 1))
+            dims = computed[name].dims
+            found[name] = (dims if len(dims) == array.ndim - 1 else numbered, array)
+        return cls(result, clock, found)
+
+
+def by_point(cells: np.ndarray) -> list[tuple[tuple[int, ...], slice]]:
+    """The places along the axes of a batch, each with its runs, which lie side by side."""
+    places = cells[:, :-1]
+    ends = np.flatnonzero((places[1:] != places[:-1]).any(axis=1)) + 1 if places.shape[1] else []
+    starts = [0, *(int(end) for end in ends)]
+    return [
+        (tuple(map(int, places[a])), slice(a, b))
+        for a, b in zip(starts, [*starts[1:], len(cells)], strict=True)
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What batches found, laid out over the cells of a region.
+
+    - `values`: name -> (dims after the cells', array [*cells, ...]); NaN where nothing is.
+    - `clocks`: t/τ and the marks of every point, [*axes, time].
+    - `labels`: coordinates that records bring along: dimension -> (dims, labels, attributes).
+    """
+
+    values: Variables
+    clocks: dict[str, np.ndarray]
+    labels: dict[str, Any]
+
+
+def laid_out(
+    found: Sequence[Trained], shape: tuple[int, ...], keeps: Callable[[str], bool]
+) -> Layout:
+    """The batches on a grid of this shape, the seeds last.
+
+    - `keeps`: whether a record is kept, by its name.
+    """
+    parts: dict[str, tuple[tuple[str, ...], list]] = {}
+
+    def put(name: str, dims: tuple[str, ...], place: tuple, array: np.ndarray) -> None:
+        parts.setdefault(name, (dims, []))[1].append((place, array))
+
+    labels: dict[str, Any] = {}
+    longest = max((len(one.result.batch.point.marks) for one in found), default=0)
+    clocks = {name: np.full((*shape[:-1], longest), np.nan) for name in CLOCKS}
+    for one in found:
+        batch = one.result.batch
+        place, marks = tuple(batch.cells.T), batch.point.marks
+        put("result", (), place, one.result.result)
+        put("stopped", (), place, one.result.stopped)
+        last = {n: v for n, v in one.result.final.items() if n in by_name(batch.point.final)}
+        record = {n: v for n, v in one.result.record.items() if keeps(n)}
+        axes = batch.like.axes()
+        labels |= coordinates_of(record) | coordinates_of(last)
+        for name, (dims, array) in variables(record, 2, axes).items():
+            put(name, ("time", *dims), place, array)
+        for name, (dims, array) in variables(last, 1, axes).items():
+            put(FINAL + name, dims, place, array)
+        for name, (dims, array) in one.summaries.items():
+            put(name, dims, place, array)
+        for index, rows in by_point(batch.cells):
+            row = one.clock if one.clock.ndim == 1 else one.clock[rows.start]
+            clocks["clock"][index][: len(marks)] = row
+            clocks["step"][index][: len(marks)] = marks
+    whole = {name: (dims, on_grid(rows, shape)) for name, (dims, rows) in parts.items()}
+    return Layout(whole, clocks, labels)
+
+
+def assemble(found: Sequence[Trained], cells: AbstractCells) -> xr.Dataset:
     """All runs on their grid; runs that were not reached are NaN and `interrupted`."""
-    lead = tuple(coordinates)
-    shape = tuple(len(values) for values in coordinates.values())
-    ended = np.full(shape, INTERRUPTED, np.int8)
-    stopped = np.zeros(shape)
-    blocks: dict[tuple[str, bool], list[tuple[tuple, tuple[str, ...], np.ndarray]]] = {}
-    for result in results:
-        place = tuple(result.batch.cells.T)
-        ended[place], stopped[place] = result.result, result.stopped
-        axes = result.batch.like.axes()
-        for record, timed in ((result.record, True), (result.final, False)):
-            for name, (dims, array) in variables(record, 1 + timed, axes).items():
-                blocks.setdefault((name, timed), []).append((place, dims, array))
-    data = {}
-    for (name, timed), parts in blocks.items():
-        whole = on_grid([(place, array) for place, _, array in parts], shape)
-        dims = (*lead, *(("time",) if timed else ()), *parts[0][1])
-        data[name if timed else FINAL + name] = (dims, whole, attributes(name))
-    engines = {"engine": "; ".join(dict.fromkeys(result.engine for result in results))}
-    clocks = [clock_of(result, marks) for result in results]
-    timed = any(result.batch.parts[2].keeps_time for result in results)
+    layout = laid_out(found, cells.shape, cells.keeps)
+    values, lead = dict(layout.values), cells.dims
+    result, stopped = (values.pop(name)[1] for name in ("result", "stopped"))
+    data = {n: ((*lead, *dims), array, label_of(n, cells)) for n, (dims, array) in values.items()}
+    timed = any(one.result.batch.parts[2].keeps_time for one in found)
+    result = np.where(np.isfinite(result), result, INTERRUPTED).astype(np.int8)
+    ends = {"result": (lead, result), "stopped": (lead, np.nan_to_num(stopped.astype(float)))}
+    marks = found[0].result.batch.point.marks
+    runs = clocked(xr.Dataset(data), layout.clocks["clock"], marks, ends, timed)
+    engines = "; ".join(dict.fromkeys(one.result.engine for one in found))
     about = {} if timed else {"clock": COUNTED}
-    same = all(np.array_equal(clock, clocks[0]) for clock in clocks)
-    same = same and clocks[0].ndim == 1
-    times, ends = clock_and_ends(
-        time=clocks[0] if same else marks.astype(float),
+    labels: dict[str, Any] = {
+        axis.name: (axis.name, np.asarray(axis.fields[axis.name])) for axis in cells.dimensions
+    }
+    labels |= {"seed": ("seed", cells.numbers.astype(int)), **layout.labels}
+    attributes_ = {**stamp(cells.about), "engine": engines, **about}
+    return runs.assign_coords(labels).assign_attrs(attributes_)
+
+
+def clocked(
+    runs: xr.Dataset, clock: np.ndarray, marks: np.ndarray, ends: Mapping[str, tuple], timed: bool
+) -> xr.Dataset:
+    """Runs with their clock, and with how they ended.
+
+    - `clock`: t/τ of every point at the marks, [*axes, time]; NaN of points that are not there.
+    - `marks`: the save points, which all of them have.
+    - `ends`: `result` and `stopped`, each (dims, array).
+    - `timed`: whether the clock is t/τ, and not the number of steps.
+
+    Points of one clock make it the coordinate `time`; else every run has its own in the variable
+    `clock`.
+    """
+    rows = clock.reshape(-1, clock.shape[-1])
+    rows = rows[np.isfinite(rows).any(axis=1)]
+    same = bool((rows == rows[0]).all())
+    times, found = clock_and_ends(
+        time=rows[0] if same else marks.astype(float),
         step=marks,
-        result=(lead, ended),
-        stopped=(lead, stopped),
+        result=ends["result"],
+        stopped=ends["stopped"],
         timed=timed,
     )
     if not same:
-        rows = [
-            (tuple(r.batch.cells.T), np.broadcast_to(c, (r.batch.count, len(marks))))
-            for r, c in zip(results, clocks, strict=True)
-        ]
-        ends["clock"] = ((*lead, "time"), on_grid(rows, shape), times.pop("time")[2])
-    named = {name: (name, np.asarray(values)) for name, values in coordinates.items()}
-    for result in results:
-        named |= coordinates_of(result.record) | coordinates_of(result.final)
-    return xr.Dataset(data | ends, times | named, {**stamp(settings), **engines, **about})
+        about, dims = times.pop("time")[2], (*ends["result"][0], "time")
+        wide = np.broadcast_to(clock[..., None, :], (*ends["result"][1].shape, len(marks)))
+        found["clock"] = (dims, wide, about)
+    return runs.assign(found).assign_coords(times)
+
+
+def label_of(name: str, cells: AbstractCells) -> dict[str, str]:
+    """Long name and units of a variable."""
+    if name in cells.computed:
+        summary = cells.computed[name]
+        words = summary.long_name or name.replace("_", " ")
+        return {"long_name": words, "units": summary.units}
+    return attributes(name.removeprefix(FINAL))
 
 
 def on_grid(parts: Sequence[tuple[tuple, np.ndarray]], shape: tuple[int, ...]) -> np.ndarray:
@@ -83,6 +201,11 @@ def on_grid(parts: Sequence[tuple[tuple, np.ndarray]], shape: tuple[int, ...]) -
     in_order = np.arange(len(array))
     if len(array) == np.prod(shape) and np.all(np.ravel_multi_index(place, shape) == in_order):
         return copied(array).reshape(*shape, *array.shape[1:])  # one batch of all runs
+    if array.dtype == object:
+        whole = np.full(shape, "", object)
+        for place, array in parts:
+            whole[place] = array
+        return whole
     largest = np.max([array.shape[1:] for _, array in parts], axis=0).astype(int)
     kind = np.result_type(*(array for _, array in parts), np.float32)
     whole = np.full((*shape, *largest), np.nan, kind)

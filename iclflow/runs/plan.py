@@ -1,7 +1,7 @@
 """The plan of a sweep: cells of a grid, grouped by static shape, in batches that fit in memory."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -31,6 +31,7 @@ class Entry:
     dynamics: AbstractDynamics
     seeds: np.ndarray  # positions among the seeds
     weights: np.ndarray  # the seed of each run's initial weights
+    point: Any  # the `Point` that they belong to: its save points, and what is recorded there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Batch:
     seeds: np.ndarray
     weights: np.ndarray
     like: AbstractModel  # shapes of the weights of one run
+    points: Mapping[tuple[int, ...], Any]  # place along the axes -> `Point`
     group: int  # runs of all batches that share its compiled program, its own among them
     engine: str | None = None  # the one that must advance it; None: the cheapest
 
@@ -50,6 +52,11 @@ class Batch:
     def count(self) -> int:
         """The number of runs."""
         return len(self.cells)
+
+    @property
+    def point(self) -> Any:
+        """The point of the first run: all points of a batch save and record at the same marks."""
+        return next(iter(self.points.values()))
 
     @property
     def one(self) -> tuple[AbstractLoss, AbstractInitialiser, AbstractDynamics]:
@@ -73,7 +80,7 @@ def batches(
     number = 0
     groups: dict[Any, list[Entry]] = {}
     for entry in entries:
-        groups.setdefault(_shape(entry), []).append(entry)
+        groups.setdefault(program_of(entry), []).append(entry)
     for group in groups.values():
         rows = np.concatenate([np.full(len(e.seeds), i) for i, e in enumerate(group)])
         places = np.concatenate([e.seeds for e in group])
@@ -88,6 +95,7 @@ def batches(
             chosen = np.resize(np.arange(len(rows))[part], size)
             stacks = [_stack([getattr(e, n) for e in group], rows[chosen]) for n in PARTS]
             index = np.asarray([entry.index for entry in group], int)[rows[part]]
+            some = [group[i] for i in np.unique(rows[part])] if len(group) > 1 else group
             yield Batch(
                 parts=tuple(stack for stack, _ in stacks),  # pyright: ignore
                 axes=tuple(axis for _, axis in stacks),  # pyright: ignore
@@ -95,6 +103,7 @@ def batches(
                 seeds=seeds[places[chosen]],
                 weights=weights[chosen],
                 like=like,
+                points={entry.index: entry.point for entry in some},
                 group=len(rows),
             )
             number += 1
@@ -103,10 +112,11 @@ def batches(
 PARTS = ("loss", "init", "dynamics")
 
 
-def _shape(entry: Entry) -> Any:
+def program_of(entry: Entry) -> Hashable:
     """What runs must have in common to be trained together."""
     size = numbers(entry.loss)
     shared = None if size <= SMALL else id(entry.loss)
+    shared = (shared, entry.point.marks.tobytes(), entry.point.records)
     arrays, static = eqx.partition((entry.loss, entry.init, entry.dynamics), eqx.is_array)
     shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(arrays))
     return shared, shapes, jax.tree.structure(arrays), str(jax.tree.leaves(static))

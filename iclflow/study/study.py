@@ -22,9 +22,11 @@ from iclflow.models import (
 )
 from iclflow.results.progress import Progress
 from iclflow.results.trajectory import linear_steps
+from iclflow.runs.cells import Vary
 from iclflow.runs.labels import OUTCOMES, in_order, is_timed
 from iclflow.runs.record import FixedPointDistance, OfModel
-from iclflow.runs.sweep import Vary, sweep
+from iclflow.runs.summaries import theory_times
+from iclflow.runs.sweep import sweep
 from iclflow.runs.testing import population_of
 from iclflow.study.fields import DEEP, LONGEST
 from iclflow.study.settings import SMALL, Settings
@@ -96,7 +98,7 @@ class Study:
         seeds = range(self.settings.seed, self.settings.seed + self.settings.seeds)[:PREDICTED]
         models = [model for _, model in self._starts(seeds)]
         pairs = zip(self._sources(seeds), models, strict=True)
-        times = [drop_times(source, model) for source, model in pairs]
+        times = [theory_times(source, model) for source, model in pairs]
         return np.unique(np.concatenate(times))
 
     @cached_property
@@ -269,21 +271,6 @@ def tests_of(settings: Settings, task: Task, init: AbstractInitialiser) -> dict[
             raise ValueError("fixed_point_distance needs one task; vary weights or data")
         tests["fixed_point_distance"] = OfModel(FixedPointDistance.of(task))
     return tests
-
-
-def drop_times(source: Any, model: AbstractModel) -> np.ndarray:
-    """When the drops of one start come by theory; empty where none covers it.
-
-    - `source`: what is trained on, a task for its population or the loss of a sample.
-    - `model`: the initial weights.
-    """
-    from iclflow.theory.predict import select
-
-    engine = select(source, model)
-    if engine is None:
-        return np.zeros(0)
-    times = engine(source, model).times
-    return times[np.isfinite(times)]
 
 
 def test_loss(task: Task, init: AbstractInitialiser) -> AbstractLoss:

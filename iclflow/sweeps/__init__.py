@@ -1,5 +1,5 @@
-"""Sweeps over settings: a design, its cells in batches, one Zarr store, and what it found."""
+"""Sweeps stated in plain settings: a design, its cells, and what a store of them has found."""
 
+from iclflow.runs.store import load as load
 from iclflow.sweeps.design import Design as Design
-from iclflow.sweeps.execute import run as run
-from iclflow.sweeps.store import load as load
+from iclflow.sweeps.design import run as run

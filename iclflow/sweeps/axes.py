@@ -1,16 +1,17 @@
 """The values of a setting in a sweep: a list, a range, even in the logarithm, or random."""
 
-import dataclasses
 import math
 import types
 import typing
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from iclflow.results.choices import require_choice
+from iclflow.runs.cells import Axis
+from iclflow.runs.store import LABEL
 from iclflow.study.fields import MANY, described, short
 
 # Words of a table of values, with what they need; those of a law are drawn, one value a draw.
@@ -23,33 +24,7 @@ LAWS = {
     "choice": "a list",
 }
 DRAW = "draw"  # the dimension of a random design
-CASE, LABEL = "case", "label"  # that of cases stated one by one, and what they may be called
-
-
-@dataclasses.dataclass(frozen=True)
-class Axis:
-    """One dimension of a sweep and the values that fields have along it."""
-
-    name: str
-    fields: Mapping[str, tuple[Any, ...]]  # all of one length; None leaves a field out there
-    labels: tuple[str, ...] = ()  # of the places, where they have names
-
-    def __len__(self) -> int:
-        return len(next(iter(self.fields.values())))
-
-    def rows(self) -> list[tuple[Any, ...]]:
-        """The values of all fields, place by place."""
-        return list(zip(*self.fields.values(), strict=True))
-
-    def at(self, place: int) -> dict[str, Any]:
-        """Field -> value at one place."""
-        here = {name: values[place] for name, values in self.fields.items()}
-        return {name: value for name, value in here.items() if value is not None}
-
-    def take(self, places: Sequence[int]) -> "Axis":
-        """The values at some places, in that order."""
-        fields = {n: tuple(v[i] for i in places) for n, v in self.fields.items()}
-        return Axis(self.name, fields, tuple(self.labels[i] for i in places if self.labels))
+CASE = "case"  # that of cases stated one by one
 
 
 def varies(name: str, value: Any) -> bool:

@@ -1,5 +1,6 @@
-"""Cells of a sweep built from their settings; what cells have in common is built once."""
+"""Points of a sweep built from settings; what points have in common is built once."""
 
+import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -9,15 +10,15 @@ import numpy as np
 from iclflow.dynamics import Descent
 from iclflow.dynamics.base import marks_until
 from iclflow.losses import AbstractLoss
-from iclflow.runs.plan import Entry
+from iclflow.runs.cells import Outline, Point, Vary
 from iclflow.runs.simulate import SAVES
-from iclflow.runs.sweep import Vary
 from iclflow.study.fields import TASK, described
-from iclflow.study.settings import Settings
+from iclflow.study.settings import Settings, task_size
 from iclflow.study.study import Study, tests_of
 from iclflow.tasks.task import Task
 
 KEPT = 512  # tasks, losses and rates
+FEW = 64  # prompts that a loss is drawn from to count the operations of its step
 # The fields that each of them is made of.
 OF_TASK = (*(n for n, (_, about) in described().items() if about.group == TASK), "model")
 OF_TASK += ("eigen_seed",)
@@ -27,11 +28,11 @@ OF_INIT = (*OF_TASK, "heads", "rank", "scale", "blocks", "sequences")
 OF_DYNAMICS = (*OF_LOSS, "rate", "optimiser", "momentum", "dynamics", "tolerance")
 
 
-class Workshop:
-    """Builds the cells of a sweep and keeps what the next ones need again."""
+class StudyCache:
+    """Builds the points of a sweep and keeps what the next ones need again."""
 
     def __init__(self) -> None:
-        """Nothing built yet."""
+        """Nothing is built yet."""
         self._kept: OrderedDict[Any, Any] = OrderedDict()
 
     def study(self, settings: Settings) -> Study:
@@ -58,36 +59,70 @@ class Workshop:
             "loss", names, settings, offset, lambda: settings.build_loss(task, choice, offset)
         )
 
-    def levels(self, study: Study) -> np.ndarray:
-        """The plateau losses that the models of a study visit."""
-        names = (*OF_TASK, "heads", "rank", "blocks", "sequences")
-        return self._once("levels", names, study.settings, 0, study.levels)
+    def point(self, settings: Settings) -> Point:
+        """The point of settings, as a sweep trains it."""
+        key = ("point", settings)
+        if key not in self._kept:
+            self._keep(key, self._point(self.study(settings)))
+        return self._kept[key]
 
-    def entries(self, study: Study, point: int, seeds: np.ndarray, places: np.ndarray) -> list:
-        """The runs of one point: one entry, or one a seed where the data vary."""
+    def outline(self, settings: Settings) -> Outline:
+        """The point of few prompts, and without measuring a rate that is not needed."""
+        task = settings.task()
+        init = settings.initialiser(task)
+        choice = settings.choice(task)
+        prompts = settings.sequences or 0
+        few = min(prompts or FEW, max(FEW, 2 * (settings.batch or 0)))
+        small = dataclasses.replace(settings, sequences=few if prompts else None)
+        loss = small.build_loss(task, choice)
+        if settings.rate is None and settings.time is None and settings.dynamics != "flow":
+            small = dataclasses.replace(small, rate=1e-3)
+        tests = tests_of(settings, task, init)
+        study = Study(small, task, init, choice, loss, small.build_dynamics(loss, init), tests)
+        by_prompt = choice.level in ("sequences", "features") and settings.batch is None
+        more = prompts / few if by_prompt and prompts else 1.0
+        drawn = prompts * (settings.context + 1) * task_size(settings)
+        return Outline(self._point(study), more, drawn)
+
+    def _point(self, study: Study) -> Point:
         settings, vary = study.settings, Vary(study.settings.vary)
-        weights = seeds if vary is not Vary.DATA else np.full_like(seeds, settings.seed)
-        shared = (study.init, study.dynamics)
-        if vary is Vary.WEIGHTS:
-            return [Entry((point,), study.loss, *shared, places, weights)]
-        found = []
-        for i, seed in enumerate(seeds):
-            offset = int(seed) - settings.seed
-            task = self.task(settings, offset) if vary is Vary.ALL else study.task
-            loss = self.loss(settings, task, study.choice, offset)
-            found.append(Entry((point,), loss, *shared, places[[i]], weights[[i]]))
-        return found
+
+        def source(seed: int) -> Task:
+            return self.task(settings, seed - settings.seed) if vary is Vary.ALL else study.task
+
+        def loss(seed: int) -> AbstractLoss:
+            if vary is Vary.WEIGHTS:
+                return study.loss
+            return self.loss(settings, source(seed), study.choice, seed - settings.seed)
+
+        return Point(
+            loss=loss,
+            init=study.init,
+            dynamics=study.dynamics,
+            marks=marks_of(study),
+            record={name: name for name in ("loss", *(settings.record or ()))} | study.tests,
+            final=(),
+            source=source,
+            vary=vary,
+            first=settings.seed,
+        )
 
     def _once(
         self, kind: str, names: tuple[str, ...], settings: Settings, offset: int, make: Callable
     ) -> Any:
         key = (kind, offset, *(getattr(settings, name) for name in names))
         if key not in self._kept:
-            self._kept[key] = make()
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+            self._keep(key, make())
         self._kept.move_to_end(key)
         return self._kept[key]
+
+    def _keep(self, key: Any, value: Any) -> None:
+        self._kept[key] = value
+        while len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+
+
+studies = StudyCache()  # of this process
 
 
 def marks_of(study: Study) -> np.ndarray:

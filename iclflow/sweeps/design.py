@@ -3,18 +3,26 @@
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xarray as xr
 
 from iclflow.results.choices import require_choice
+from iclflow.results.progress import Progress
 from iclflow.results.provenance import describe
+from iclflow.runs.cells import AbstractCells, Axis, Outline, Point
 from iclflow.runs.record import QUANTITIES
+from iclflow.runs.store import load
+from iclflow.runs.summaries import Summary
+from iclflow.runs.sweep import into_store
 from iclflow.study.fields import MANY, SEEDS, described, from_names, short
-from iclflow.study.settings import Settings, read_toml
-from iclflow.sweeps.axes import DRAW, Axis, cases_of, drawn, is_law, values_of, varies
+from iclflow.study.settings import Settings, read_toml, task_size
+from iclflow.sweeps.axes import DRAW, cases_of, drawn, is_law, values_of, varies
+from iclflow.sweeps.cells import OF_LOSS, studies
+from iclflow.sweeps.summaries import ALWAYS, KINDS
 
 SAVE = "mixed:200"  # save points, unless they are chosen: enough for drop times, none predicted
 OWN = (
@@ -25,31 +33,25 @@ OWN = (
     "summaries",
     "record",
 )  # words of a design that no run has
-# Summaries of a run, and whether each is computed without being asked for.
-SUMMARIES = {
-    "final_loss": True,
-    "drop_times": True,
-    "plateau_lengths": True,
-    "detected_times": False,
-    "predicted_times": False,
-    "prediction_error": False,
-    "algorithm": False,
-    "lyapunov": False,
-    "regime": False,
-}
+# Fields that may differ between cells of one compiled program; along others blocks have one value.
+NUMBERS = {"scale", "rate", "noise", "target_noise", "context", "trace", "momentum"}
+NUMBERS |= {"tolerance", "fixed_fraction", "task_covariance", "task_mean"}
+# What cells of one compiled program have in common.
+OF_PROGRAM = ("steps", "time", "save", "model", "heads", "rank", "blocks", "optimiser")
+OF_PROGRAM += ("dynamics", "batch", "layers", "tied")
 TESTS = ("population_loss",)  # made for the task of each study
 MOST = 10**9  # cells
 
 
 @dataclasses.dataclass(frozen=True)
-class Design:
+class Design(AbstractCells):
     """A sweep stated in plain values; refused as a whole if one of its cells cannot be.
 
     - `fixed`: settings that all cells share, by the names of `Settings`.
     - `axes`: the dimensions of the sweep, each with the values of one field or more.
     - `seeds`, `seed`: how many, and the first; the last dimension.
     - `record`: quantities kept at every save point (none: summaries only).
-    - `summaries`: numbers of a run, of `SUMMARIES`.
+    - `summaries`: numbers of a run, of `KINDS`.
     """
 
     fixed: Mapping[str, Any]
@@ -57,7 +59,7 @@ class Design:
     seeds: int = 1
     seed: int = 0
     record: tuple[str, ...] = ("loss",)
-    summaries: tuple[str, ...] = tuple(name for name, always in SUMMARIES.items() if always)
+    summaries: tuple[str, ...] = ALWAYS
 
     @classmethod
     def of(cls, **words: Any) -> "Design":
@@ -81,19 +83,32 @@ class Design:
         return _design({**found["sweep"], **(changed or {})}, str(file))
 
     @property
-    def dims(self) -> tuple[str, ...]:
-        """The dimensions, the seeds' last."""
-        return (*(axis.name for axis in self.axes), "seed")
+    def dimensions(self) -> tuple[Axis, ...]:
+        """The axes."""
+        return self.axes
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The number of values along each."""
-        return (*(len(axis) for axis in self.axes), self.seeds)
+    def count(self) -> int:
+        """The number of seeds."""
+        return self.seeds
+
+    def seeds_in(self, first: int, last: int) -> np.ndarray:
+        """Some of the seeds, which are whole numbers in a row."""
+        return np.arange(self.seed + first, self.seed + min(last, self.seeds)).astype(np.uint32)
 
     @property
-    def cells(self) -> int:
-        """The number of runs."""
-        return int(np.prod(self.shape, dtype=object))
+    def about(self) -> Any:
+        """What all cells share."""
+        return json.loads(self.common)
+
+    @property
+    def computed(self) -> Mapping[str, Summary]:
+        """The summaries of every run, by name."""
+        return {name: KINDS[name] for name in self.summaries}
+
+    def keeps(self, name: str) -> bool:
+        """All that is recorded; not a loss that only summaries need."""
+        return bool(self.record) and (name != "loss" or name in self.record)
 
     def settings(self, place: Sequence[int]) -> Settings:
         """The settings at a place along the axes; one run, its seed the design's first."""
@@ -103,13 +118,37 @@ class Design:
         own = {"seeds": 1, "seed": self.seed, "record": self.record or None}
         return Settings(**{"save": SAVE, **self.fixed, **here, **own})
 
-    def along(self, axes: Sequence[Axis]) -> "Design":
-        """The same design with its values in another order."""
-        return dataclasses.replace(self, axes=tuple(axes))
+    def take(self, places: Sequence[Sequence[int]]) -> "Design":
+        """The same design with some of the values along each axis, in that order."""
+        axes = tuple(axis.take(some) for axis, some in zip(self.axes, places, strict=True))
+        return dataclasses.replace(self, axes=axes)
 
-    def places(self) -> Iterator[tuple[int, ...]]:
-        """All places along the axes."""
-        return np.ndindex(*self.shape[:-1])
+    def point(self, place: tuple[int, ...]) -> Point:
+        """What the runs at a place share, built from its settings."""
+        return studies.point(self.settings(place))
+
+    def outline(self, place: tuple[int, ...]) -> Outline:
+        """The point of few prompts, and without measuring a rate that is not needed."""
+        return studies.outline(self.settings(place))
+
+    def text(self, place: tuple[int, ...]) -> str:
+        """The settings at a place, as JSON."""
+        return json.dumps(describe(self.settings(place)), sort_keys=True)
+
+    def program(self, place: tuple[int, ...]) -> Hashable:
+        """What cells of one compiled program share, as far as the settings tell."""
+        settings = self.settings(place)
+        shared = tuple(getattr(settings, name) for name in OF_PROGRAM)
+        return (*shared, task_size(settings), settings.sequences is None)
+
+    def losses(self, place: tuple[int, ...]) -> Hashable:
+        """The settings that a loss is made of."""
+        settings = self.settings(place)
+        return tuple(getattr(settings, name) for name in OF_LOSS)
+
+    def alone(self, axis: Axis) -> bool:
+        """Whether an axis has a field that changes more than numbers of a compiled program."""
+        return any(name not in NUMBERS for name in axis.fields)
 
     @functools.cached_property
     def common(self) -> str:
@@ -169,7 +208,7 @@ def _design(words: Mapping[str, Any], where: str) -> Design:
         seeds=single.get("seeds", 1),
         seed=single.get("seed", 0),
         record=_names("record", own.get("record", ["loss"]), [*QUANTITIES, *TESTS]),
-        summaries=_names("summaries", own.get("summaries", Design.summaries), list(SUMMARIES)),
+        summaries=_names("summaries", own.get("summaries", ALWAYS), list(KINDS)),
     )
     if design.cells > MOST:
         raise ValueError(f"{design.cells:.3g} cells are more than {MOST:.0e}; give fewer values")
@@ -222,3 +261,27 @@ def _names(what: str, said: Any, allowed: Sequence[str]) -> tuple[str, ...]:
     for name in said:
         require_choice(f"name in {what}", name, allowed)
     return tuple(dict.fromkeys(said))
+
+
+def run(
+    design: Design,
+    out: Path | str,
+    *,
+    block: int | None = None,
+    client: Any = None,
+    progress: bool | Progress | None = None,
+) -> xr.Dataset:
+    """Compute the cells of a design that the store `out` has not yet; returns the whole store.
+
+    - `design`: what to run (`Design.of`, `Design.read`).
+    - `out`: a folder, FILE.zarr. The same call goes on where the last one ended, however it ended;
+      values of an axis, or seeds, that were added are computed alone.
+    - `block`: how many cells are trained together and written at once, for a new store; if omitted,
+      what memory and a few seconds allow.
+    - `client`: a `distributed.Client`; the cluster it is of computes, this process writes.
+    - `progress`: as in `icl.sweep`, in cells.
+
+    This is `icl.sweep` on points that are made of settings.
+    """
+    into_store(design, out, block=block, client=client, progress=progress)
+    return load(out, check=False)

@@ -10,8 +10,9 @@ from iclflow.dynamics import stable_rate
 from iclflow.measures import first_crossings
 from iclflow.models import AbstractModel, draw_model, draw_models, empty_model
 from iclflow.results.progress import Progress
+from iclflow.runs.summaries import theory_times
 from iclflow.study.settings import Settings
-from iclflow.study.study import Study, drop_times
+from iclflow.study.study import Study
 from iclflow.theory.drops.limit import many_escapes
 from iclflow.theory.predict import covered_levels
 
@@ -59,7 +60,7 @@ def law(settings: Settings, starts: int = STARTS, few: int = FEW) -> Law:
     times = np.full((few, len(levels) - 1), np.inf)
     for row, seed in zip(times, seeds[:few], strict=True):
         model: AbstractModel = draw_model(init, jax.random.key(seed))
-        found = drop_times(task, model)
+        found = theory_times(task, model)
         row[: len(found)] = found[: len(row)]
     if np.isinf(times).all():
         raise ValueError(f"no theory predicts the drops of {settings.model} on this task")

@@ -31,8 +31,8 @@ from iclflow.measures import (
     unexplained,
 )
 from iclflow.results.progress import Progress
+from iclflow.runs.folder import own_folder
 from iclflow.runs.record import OfModel
-from iclflow.runs.store import own_folder
 from iclflow.transformers.modular import ModularInitialiser, ModularTransformer
 from iclflow.transformers.modular_addition import split_pairs
 

@@ -9,5 +9,6 @@ from iclflow.runs.record.quantities import OfModel as OfModel
 from iclflow.runs.record.quantities import Quantity as Quantity
 from iclflow.runs.record.quantities import Record as Record
 from iclflow.runs.record.quantities import Recording as Recording
+from iclflow.runs.record.quantities import by_name as by_name
 from iclflow.runs.record.quantities import resolve as resolve
 from iclflow.runs.record.weights import recorded_models as recorded_models

@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from iclflow.models import draw_models
-from iclflow.sweeps.cells import Workshop
+from iclflow.study.study import Study
 from iclflow.sweeps.design import Design
 from iclflow.sweeps.examples import curve
 from iclflow.sweeps.examples.base import Answer, Example
@@ -20,7 +20,7 @@ def answer(example: Example, store: xr.Dataset, design: Design) -> Answer:
     """The curve, and the median of the fastest of H heads from the law of a single one."""
     found = curve.answer(example, store, design)
     settings = dataclasses.replace(design.settings((0,)), heads=1)
-    study = Workshop().study(settings)
+    study = Study.of(settings)
     single = many_escapes(study.task, draw_models(study.init, range(SINGLE))).times[:, 0]
     heads = store["heads"].values
     medians = [fastest(single, int(h)) for h in heads]

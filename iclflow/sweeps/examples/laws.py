@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from iclflow.models import draw_models
-from iclflow.sweeps.cells import Workshop
+from iclflow.study.study import Study
 from iclflow.sweeps.design import Design
 from iclflow.sweeps.examples.base import Answer, Example
 from iclflow.theory.drops.limit import many_escapes
@@ -21,7 +21,7 @@ def answer(example: Example, store: xr.Dataset, design: Design) -> Answer:
     Runs end; a law is compared up to where they do.
     """
     del example
-    study = Workshop().study(design.settings(()))
+    study = Study.of(design.settings(()))
     seeds = store["seed"].values[:STARTS].tolist()
     theory = many_escapes(study.task, draw_models(study.init, seeds))
     measured = store["drop_times"].values
