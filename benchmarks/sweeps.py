@@ -20,12 +20,11 @@ import numpy as np
 
 jax.config.update("jax_enable_x64", True)
 
-from iclflow.sweeps.compute import compute  # noqa: E402
-from iclflow.sweeps.execute import local_client, run  # noqa: E402
-from iclflow.sweeps.store import SweepStore  # noqa: E402
-
 import iclflow as icl  # noqa: E402
-from iclflow.sweeps.design import Design  # noqa: E402
+from iclflow.runs import sweep as sweeps  # noqa: E402
+from iclflow.runs.cluster import local_client  # noqa: E402
+from iclflow.runs.store import Store  # noqa: E402
+from iclflow.sweeps.design import Design, run  # noqa: E402
 from iclflow.sweeps.examples.base import Example  # noqa: E402
 
 SMALL = {"steps": 2000, "rate": 0.2, "scale": 0.07, "save": "linear:50"}
@@ -95,7 +94,7 @@ def workers() -> None:
 
 def bookkeeping() -> None:
     """The share of the atlas that is not computing its cells."""
-    spent, write = {"compute": 0.0, "write": 0.0}, SweepStore.write
+    spent, write = {"compute": 0.0, "write": 0.0}, Store.write
     design = Example.read("atlas").design()
 
     def counted(name, function):
@@ -107,12 +106,11 @@ def bookkeeping() -> None:
 
         return inner
 
-    from iclflow.sweeps import execute
-
-    execute.compute = counted("compute", compute)
-    SweepStore.write = counted("write", write)
+    compute = sweeps.compute
+    sweeps.compute = counted("compute", compute)
+    Store.write = counted("write", write)
     total = timed(design, "atlas")
-    execute.compute, SweepStore.write = compute, write
+    sweeps.compute, Store.write = compute, write
     share = (total - spent["compute"]) / spent["compute"]
     print(f"atlas: {total:.1f} s, of which {spent['write']:.2f} s write; store and bookkeeping "
           f"{share:.1%} of compute")  # fmt: skip

@@ -17,7 +17,6 @@ from jaxtyping import Array, Float, Shaped
 from iclflow.losses import AbstractLoss
 from iclflow.measures.curvature import hessian_vector_product, top_eigenvalues
 from iclflow.models import AbstractModel
-from iclflow.theory.fixed_points.conserved import conservation_drift, conserved_quantities
 
 TOP_EIGENVALUES = 3
 CURVATURE_TIMES = 16  # save points at which a run measures its Hessian
@@ -53,6 +52,8 @@ def measure_after(
         if rates is not None:
             found["rate_times_sharpness"] = rates * top[:, 0]
     if "conserved_drift" in names:
+        from iclflow.theory.fixed_points.conserved import conservation_drift
+
         drift = conservation_drift({"all": jax.vmap(conserved)(models)})
         found["conserved_drift"] = drift["all"]
     return {name: found[name] for name in names}
@@ -60,6 +61,8 @@ def measure_after(
 
 def conserved(model: AbstractModel, loss: AbstractLoss | None = None) -> Float[Array, " c"]:
     """All that gradient flow conserves (17)(79), in a row."""
+    from iclflow.theory.fixed_points.conserved import conserved_quantities
+
     return jnp.concatenate([value.reshape(-1) for value in conserved_quantities(model).values()])
 
 

@@ -1,5 +1,7 @@
 """How far a model is from the nearest fixed point of a task, at every moment of a run."""
 
+from typing import Any
+
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -7,7 +9,6 @@ from jaxtyping import Array, Float
 from iclflow.losses import Population
 from iclflow.models import AbstractLinearModel, AbstractModel
 from iclflow.tasks.task import Task
-from iclflow.theory import Modes
 
 
 class FixedPointDistance(eqx.Module):
@@ -17,12 +18,17 @@ class FixedPointDistance(eqx.Module):
     P^(-1/2), belong to no fixed point of the population.
     """
 
-    modes: Modes
+    modes: Any  # `theory.Modes`: theory is loaded when it is asked
     groups: tuple[tuple[int, ...], ...] = eqx.field(static=True)  # modes of equal σ
 
     @classmethod
-    def of(cls, source: Task | Population | Modes) -> "FixedPointDistance":
-        """The distance to the fixed points of a task (on concrete numbers)."""
+    def of(cls, source: Task | Population | Any) -> "FixedPointDistance":
+        """The distance to the fixed points of a task, its population or its `theory.Modes`.
+
+        The numbers of the source are concrete: groups of equal σ are part of the program.
+        """
+        from iclflow.theory import Modes
+
         if isinstance(source, Task) and source.tasks.mixed():
             raise ValueError(
                 "the fixed points are those of a task without w*, this one has a mixture with it; "
