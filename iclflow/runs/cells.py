@@ -17,19 +17,22 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import ArrayLike, PRNGKeyArray
 
 from iclflow.dynamics import AbstractDynamics, AbstractOptimiser
+from iclflow.dynamics.base import marks_until
 from iclflow.losses import AbstractLoss, Population
+from iclflow.losses.changing import jumps
 from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractInitialiser, empty_model
 from iclflow.results.provenance import describe
 from iclflow.runs.labels import axis_labels
 from iclflow.runs.plan import Entry, program_of
 from iclflow.runs.record import Record, by_name
+from iclflow.runs.simulate import SAVES
 from iclflow.runs.summaries import Summary, summaries_of
 from iclflow.runs.testing import TEST_LOSS, Tests, with_tests
-from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.base import AbstractTask, Values
 from iclflow.tasks.checks import require_size
 
 SEEDS = 2**32  # seeds are whole numbers below
@@ -281,9 +284,14 @@ class Grid(AbstractCells):
         cls,
         source: Any,
         axes: Mapping[str, Sequence[Any] | Mapping[str, Any]] | None,
+        until: ArrayLike | None,
+        saveat: Values | None,
         **given: Any,
     ) -> "Grid":
-        """The grid of `sweep`'s arguments; several sources by name are an axis `source`."""
+        """The grid of `sweep`'s arguments; several sources by name are an axis `source`.
+
+        Where a loss jumps is among the save points.
+        """
         stated: dict[str, Any] = dict(axes or {})
         if isinstance(source, Mapping):
             stated = {"source": list(source), **stated}
@@ -295,7 +303,11 @@ class Grid(AbstractCells):
             for name, values in stated.items()
         }
         made = tuple(Axis(name, {name: tuple(found.tolist())}) for name, found in labels.items())
-        return cls(source=source, values=values, axes=made, **given)
+        sources = list(source.values()) if isinstance(source, Mapping) else [source]
+        first = int(given["seeds"][0])
+        changes = jumps([_loss_of(one)(first) for one in sources])
+        marks = marks_until(given["dynamics"], until, saveat, SAVES, changes)
+        return cls(source=source, values=values, axes=made, marks=marks, **given)
 
     @property
     def dimensions(self) -> tuple[Axis, ...]:
@@ -373,23 +385,19 @@ class Grid(AbstractCells):
     def _made(self, place: tuple[int, ...]) -> Point:
         source, init, dynamics = self.parts(place)
         task = isinstance(source, AbstractTask)
-        loss = Population(source) if task else source
-        if isinstance(loss, AbstractLoss):
-            if self.vary is not Vary.WEIGHTS:
-                raise ValueError(
-                    f"to vary {self.vary.value}, give a function key -> loss instead of one loss"
-                )
-            make: Callable[[int], AbstractLoss] = lambda seed: loss  # noqa: E731
-        else:
-            make = lru_cache(maxsize=1)(lambda seed: loss(jax.random.key(seed)))
+        if isinstance(source, AbstractTask | AbstractLoss) and self.vary is not Vary.WEIGHTS:
+            raise ValueError(
+                f"to vary {self.vary.value}, give a function key -> loss instead of one loss"
+            )
+        loss = _loss_of(source)
         return Point(
-            loss=make,
+            loss=loss,
             init=init,
             dynamics=dynamics,
             marks=self.marks,
             record=with_tests(self.recorders, self.tests, empty_model(init)),
             final=self.final,
-            source=(lambda seed: source) if task else make,
+            source=(lambda seed: source) if task else loss,
             vary=self.vary,
             first=int(self.seeds[0]),
         )
@@ -434,6 +442,21 @@ class Grid(AbstractCells):
         if isinstance(source, Mapping):
             source = {name: source[name] for name in values["source"]}
         return dataclasses.replace(self, source=source, values=values, axes=axes)
+
+
+def _loss_of(source: Any) -> Callable[[int], AbstractLoss]:
+    """Seed -> loss, from a loss, a task, or a function key -> loss."""
+    loss = Population(source) if isinstance(source, AbstractTask) else source
+    if isinstance(loss, AbstractLoss):
+        return lambda seed: loss
+    if isinstance(loss, Hashable):
+        return lambda seed: _drawn(loss, seed)
+    return lambda seed: loss(jax.random.key(seed))
+
+
+@lru_cache(maxsize=1)  # all points of a sweep share the loss of their first seed
+def _drawn(function: Callable[[PRNGKeyArray], AbstractLoss], seed: int) -> AbstractLoss:
+    return function(jax.random.key(seed))
 
 
 @lru_cache(maxsize=KEPT)

@@ -16,7 +16,6 @@ import xarray as xr
 from jaxtyping import ArrayLike, PRNGKeyArray
 
 from iclflow.dynamics import AbstractDynamics
-from iclflow.dynamics.base import marks_until
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractInitialiser
 from iclflow.results.progress import Progress, progress_bar
@@ -30,7 +29,6 @@ from iclflow.runs.estimate import Estimate, estimate
 from iclflow.runs.folder import RunFolder
 from iclflow.runs.fused.engine import CUDA, VMAP, available
 from iclflow.runs.record import Record
-from iclflow.runs.simulate import SAVES
 from iclflow.runs.store import Region, Store, as_runs, extent, is_store
 from iclflow.runs.testing import Test, Tests
 from iclflow.tasks.base import AbstractTask, Values
@@ -109,7 +107,8 @@ def sweep(
         dynamics=dynamics,
         seeds=seed_numbers(seeds),
         vary=vary,
-        marks=marks_until(dynamics, until, saveat, SAVES),
+        until=until,
+        saveat=saveat,
         record=record,
         final=final,
         key=key,

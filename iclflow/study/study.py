@@ -66,10 +66,9 @@ class Study:
     def run(self, progress: Progress | None = None, store: Path | str | None = None) -> xr.Dataset:
         """Train all seeds; `store` is a folder from which the same run goes on."""
         settings, vary = self.settings, Vary(self.settings.vary)
-        offsets = iter(range(settings.seeds))
 
         def other(key: Any) -> AbstractLoss:
-            offset = next(offsets)
+            offset = int(jax.random.key_data(key)[-1]) - settings.seed  # it is the key of a seed
             task = settings.task(offset) if vary is Vary.ALL else self.task
             return settings.build_loss(task, self.choice, offset)
 
