@@ -23,7 +23,7 @@ from iclflow.experiments.four_inputs import (
     four_input_population,
     four_input_task,
 )
-from iclflow.experiments.runs import Variable, at, labelled
+from iclflow.experiments.runs import Variable, at, finished, named
 from iclflow.losses import Moments, Population
 from iclflow.models import Merged, Separate
 from iclflow.results.progress import Progress
@@ -64,7 +64,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         "pairs": CONTEXT,
         "sequences": QUICK_SEQUENCES if quick else SEQUENCES,
     }
-    return labelled(variables, coordinates, settings)
+    return finished(xr.Dataset(named(variables), coordinates), settings)
 
 
 def fixed_weights(point: FixedPoint, rank: int, random: np.random.Generator) -> Separate:

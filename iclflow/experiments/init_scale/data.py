@@ -16,9 +16,9 @@ from jaxtyping import Array
 
 from iclflow.dynamics import Descent
 from iclflow.experiments.four_inputs import four_input_task, seed_count
-from iclflow.experiments.runs import MARKS, Variable, at, labelled, trained
+from iclflow.experiments.runs import MARKS, Variable, at, finished, named, train
 from iclflow.losses import Population
-from iclflow.measures import first_crossing
+from iclflow.measures import first_crossing, first_crossings
 from iclflow.models import Merged, Separate, draw_models
 from iclflow.results.progress import Progress
 from iclflow.theory.drops.one_drop import merged_half_time, paper_merged_duration
@@ -62,7 +62,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         "data": "population",
         "shown_seed": SHOWN_SEED,
     }
-    return labelled(variables, coordinates, settings)
+    return finished(xr.Dataset(named(variables), coordinates), settings)
 
 
 def _marks(last: int) -> np.ndarray:
@@ -87,10 +87,10 @@ def _merged(seeds: int) -> dict[str, Variable]:
     marks = _marks(MERGED_STEPS)
     axes = {"scale": MERGED_SCALES}
     descent = Descent(MERGED_RATE)
-    loss = trained(population, init, descent, saveat=marks, seeds=seeds, axes=axes)["loss"]
-    time = 2 * MERGED_RATE * marks
+    loss = train(population, init, descent, saveat=marks, seeds=seeds, axes=axes)["loss"]
+    time = loss["time"].values
     levels = visited_levels(task, at(models, 0))
-    half = [[first_crossing(time, row, levels.mean()) for row in rows] for rows in loss]
+    half = [[first_crossing(time, row, levels.mean()) for row in rows] for rows in loss.values]
     predicted = np.full(len(MERGED_SCALES), np.nan)
     for i, scale in enumerate(MERGED_SCALES):
         if scale < 1:  # the reduced flow is the limit of small weights
@@ -99,7 +99,7 @@ def _merged(seeds: int) -> dict[str, Variable]:
     lazy = at(models, (len(MERGED_SCALES) + LAZY) * seeds + SHOWN_SEED)
     return {
         "merged_time": (("merged_mark",), time, "t/τ"),
-        "merged_loss": (("merged_scale", "merged_mark"), loss[:, SHOWN_SEED], "loss, merged"),
+        "merged_loss": (("merged_scale", "merged_mark"), loss.sel(seed=SHOWN_SEED), "loss, merged"),
         "merged_half_time": (("merged_scale", "seed"), half, "t/τ halfway down"),
         "merged_half_theory": (("merged_scale",), predicted, "reduced flow, E2, the shown seed"),
         "merged_half_paper": (
@@ -165,12 +165,10 @@ def _separate(seeds: int, theory_scales: tuple[float, ...]) -> dict[str, Variabl
         marks = _marks(steps)
         axes = {"scale": scales}
         descent = Descent(rate)
-        loss = trained(population, init, descent, saveat=marks, seeds=seeds, axes=axes)["loss"]
-        time = 2 * rate * marks
-        rows = loss.reshape(-1, len(marks))
-        times = [[first_crossing(time, row, m) for m in middle] for row in rows]
-        drops.append(np.reshape(times, (len(scales), seeds, -1)))
-        curves.append(loss[:, SHOWN_SEED])
+        loss = train(population, init, descent, saveat=marks, seeds=seeds, axes=axes)["loss"]
+        time = loss["time"].values
+        drops.append([[first_crossings(time, row, middle) for row in rows] for rows in loss.values])
+        curves.append(loss.sel(seed=SHOWN_SEED))
         clocks.append(np.tile(time, (len(scales), 1)))
     starts = [_stacked(unit, (scale,)) for scale in theory_scales]
     stairs = [

@@ -27,9 +27,9 @@ from iclflow.experiments.four_inputs import (
     four_input_moments,
     four_input_task,
 )
-from iclflow.experiments.runs import Variable, labelled, trained
+from iclflow.experiments.runs import called, finished, named, train
 from iclflow.losses import Moments
-from iclflow.measures import first_crossing
+from iclflow.measures import first_crossings
 from iclflow.models import Blocks, Separate, SeparateInitialiser, draw_model
 from iclflow.models.base import AbstractInitialiser
 from iclflow.results.progress import Progress
@@ -115,14 +115,13 @@ def _ranks(name: str, quick: bool, progress: Progress | None) -> xr.Dataset:
     seeds, sequences = (QUICK_SEEDS, QUICK_SEQUENCES) if quick else (SEEDS, SEQUENCES)
     task, loss = _eight_inputs(sequences)
     start = padded(task, HEADS, SIZE, SCALE)
-    found = []
+    found: list[xr.Dataset] = []
     for i, rank in enumerate(RANKS[name]):
         end = ENDS[rank] * (QUICK_SHARE if quick else 1.0)
         found.append(_train(loss, start, [rank], seeds, _marks(end, quick)))
         if progress is not None:
             progress(i + 1, len(RANKS[name]))
-    runs = {name: np.concatenate([run[name] for run in found]) for name in found[0]}
-    return _labelled(name, runs, task, PAPER_WINDOW, sequences, SCALE)
+    return _labelled(name, xr.concat(found, "rank"), task, PAPER_WINDOW, sequences, SCALE)
 
 
 def compute_fig8(*, quick: bool = False, progress: Progress | None = None) -> xr.Dataset:
@@ -145,12 +144,19 @@ def compute_fig8(*, quick: bool = False, progress: Progress | None = None) -> xr
         if progress is not None:
             progress(i + 1, len(RANKS_8))
     dims = ("rank", "predicted_point")
-    data["predicted_clock"] = (dims, np.stack(times), _named(r"training time $t/\tau$"))
-    label = "value weights predicted from the initial weights of seed 0"
-    data["predicted_values"] = ((*dims, "head"), np.stack(values), _named(label))
-    label = "final value weights of the grown heads, largest first (0: none)"
-    data["final_values"] = (("rank", "head"), np.stack(final), _named(label))
-    return data
+    return data.assign(
+        named({
+            "predicted_clock": (dims, np.stack(times), r"training time $t/\tau$"),
+            "predicted_values": (
+                (*dims, "head"), np.stack(values),
+                "value weights predicted from the initial weights of seed 0",
+            ),
+            "final_values": (
+                ("rank", "head"), np.stack(final),
+                "final value weights of the grown heads, largest first (0: none)",
+            ),
+        })
+    )  # fmt: skip
 
 
 def _prediction(loss: Moments, start: PaddedInitialiser, rank: int) -> Staircase:
@@ -169,14 +175,16 @@ def _train(
     ranks: Sequence[int],
     seeds: int,
     marks: Float[np.ndarray, " T"],
-) -> dict[str, np.ndarray]:
-    """Loss, values [rank, seed, point] and the clock [rank, point] of all seeds."""
+) -> xr.Dataset:
+    """Loss and values (rank, seed, point) and the clock (rank, point) of all seeds."""
     flow = Flow(TOLERANCE, solver=Chebyshev())
     how: dict[str, Any] = {"saveat": marks, "axes": {"rank": ranks}, "record": ["loss", "values"]}
     # One after another: seeds trained together would all wait for the one with shortest steps.
-    found = [trained(loss, start, flow, seeds=[seed], **how) for seed in range(seeds)]
-    runs = {name: np.concatenate([run[name] for run in found], 1) for name in ("loss", "values")}
-    return {"clock": np.broadcast_to(marks, (len(ranks), len(marks))), **runs}
+    found = [train(loss, start, flow, seeds=[seed], **how) for seed in range(seeds)]
+    runs = xr.concat([run[["loss", "values"]] for run in found], "seed")
+    runs = runs.transpose("rank", "seed", ...).drop_vars("step")
+    clock = xr.DataArray(np.tile(marks, (len(ranks), 1)), dims=("rank", "time"))
+    return runs.assign(clock=clock).drop_vars("time").rename(time="point")
 
 
 def _final_values(task: Task, rank: int) -> Float[np.ndarray, " H"]:
@@ -193,39 +201,34 @@ def _marks(end: float, quick: bool, first: float = 300.0) -> Float[np.ndarray, "
     return np.sort(np.concatenate(grids))
 
 
-def _named(label: str) -> dict[str, str]:
-    return {"long_name": label, "units": "1"}
-
-
 def _labelled(
-    name: str,
-    runs: dict[str, np.ndarray],
-    task: Task,
-    window: float,
-    sequences: int,
-    scale: float,
+    name: str, runs: xr.Dataset, task: Task, window: float, sequences: int, scale: float
 ) -> xr.Dataset:
     """The runs with the levels (24), the times at which they cross between them, settings."""
     levels = np.asarray(plateau_losses(task))
     middle = (levels[1:] + levels[:-1]) / 2
-    clock, loss = runs["clock"], runs["loss"]
     times = [
-        [[first_crossing(t, curve, level) for level in middle] for curve in curves]
-        for t, curves in zip(clock, loss, strict=True)
+        [first_crossings(one["clock"].values, curve, middle) for curve in one["loss"].values]
+        for one in (runs.sel(rank=rank) for rank in runs["rank"])
     ]
-    variables: dict[str, Variable] = {
-        "clock": (("rank", "point"), clock, r"training time $t/\tau$"),
-        "loss": (("rank", "seed", "point"), loss, "training loss $L$"),
-        "values": (("rank", "seed", "point", "head"), runs["values"], "value weights $v_i$"),
-        "spectrum": (("drop_number",), task.spectrum, r"eigenvalues $\lambda_d$"),
-        "levels": (("plateau",), levels, "plateau level $L(M_m)$ (24)"),
-        "drop_times": (("rank", "seed", "drop_number"), times, "middle of each drop, $t/\\tau$"),
-    }
+    data = runs.assign(
+        clock=called(runs["clock"], r"training time $t/\tau$"),
+        loss=called(runs["loss"], "training loss $L$"),
+        values=called(runs["values"], "value weights $v_i$"),
+    ).assign(
+        named({
+            "spectrum": (("drop_number",), task.spectrum, r"eigenvalues $\lambda_d$"),
+            "levels": (("plateau",), levels, "plateau level $L(M_m)$ (24)"),
+            "drop_times": (
+                ("rank", "seed", "drop_number"), times, "middle of each drop, $t/\\tau$",
+            ),
+        })
+    )  # fmt: skip
     settings = {
         "figure": name,
         "inputs": task.size,
         "context": CONTEXT,
-        "heads": runs["values"].shape[-1],
+        "heads": runs.sizes["head"],
         "scale": scale,
         "paper_window": window,
         "sequences": sequences,
@@ -234,5 +237,4 @@ def _labelled(
         "spectrum": "1/d, as in the caption" if name != "fig8" else "0.4 0.3 0.2 0.1",
         "conversion": CONVERSION,
     }
-    ranks = RANKS_8 if name == "fig8" else RANKS[name]
-    return labelled(variables, {"rank": list(ranks), "seed": range(loss.shape[1])}, settings)
+    return finished(data, settings)

@@ -18,7 +18,7 @@ from jaxtyping import PRNGKeyArray
 from iclflow.dynamics import Flow
 from iclflow.dynamics.chebyshev import Chebyshev
 from iclflow.experiments.four_inputs import CONTEXT, DATA_KEY, four_input_task
-from iclflow.experiments.runs import Variable, labelled, trained
+from iclflow.experiments.runs import called, finished, train
 from iclflow.losses import AbstractLoss, Moments, ReducedFeatures, Sequences
 from iclflow.models import AbstractInitialiser, Merged, Separate, empty_model
 from iclflow.models.softmax import SoftmaxInitialiser
@@ -51,22 +51,21 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         jobs["merged_linear"] = (linear, merged, 1, MERGED_END)
         jobs["separate_linear"] = (linear, separate, seeds, END)
     flow = Flow(TOLERANCE, solver=Chebyshev())
-    variables: dict[str, Variable] = {}
+    data = xr.Dataset()
     for i, (name, (loss, init, count, end)) in enumerate(jobs.items()):
         marks = np.concatenate([[0.0], np.linspace(end / 6, end, MARKS - 1)])
         # One after another: seeds trained together would all wait for the one with shortest steps.
-        rows = [trained(loss, init, flow, saveat=marks, seeds=[s])["loss"] for s in range(count)]
-        curves = np.concatenate(rows)
-        dims = (f"{name.removesuffix('_linear')}_time",)
-        about = f"training loss, {name.replace('_', ', ')}"
-        variables[name] = ((f"{dims[0][:-5]}_seed", *dims), curves, about)
-        variables[dims[0]] = (dims, marks, r"training time $t/\tau$")
+        rows = [train(loss, init, flow, saveat=marks, seeds=[s])["loss"] for s in range(count)]
+        kind = name.removesuffix("_linear")
+        curves = xr.concat(rows, "seed").drop_vars(["step", "seed"])
+        curves = curves.rename(time=f"{kind}_time", seed=f"{kind}_seed")
+        data[name] = called(curves, f"training loss, {name.replace('_', ', ')}")
         if progress is not None:
             progress(i + 1, len(jobs))
     for name, init in (("merged", merged), ("separate", separate)):
         levels = visited_levels(task, empty_model(init)) * float(linear.power)
         about = "levels (24) of linear attention, this sample"
-        variables[f"{name}_levels"] = ((f"{name}_plateau",), levels, about)
+        data[f"{name}_levels"] = called(xr.DataArray(levels, dims=f"{name}_plateau"), about)
     settings = {
         "inputs": task.size, "context": CONTEXT, "sequences": sequences,
         "merged_heads": MERGED_HEADS, "merged_scale": MERGED_SCALE, "heads": HEADS, "rank": 1,
@@ -74,7 +73,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         "training": "gradient flow on sequences matched in moments, in fours (±w, ±x_q), so that "
         "the zero blocks stay zero",
     }  # fmt: skip
-    return labelled(variables, {}, settings)
+    return finished(data, settings)
 
 
 def in_fours(task: Task, sequences: int, key: PRNGKeyArray) -> Sequences:
