@@ -1,5 +1,7 @@
 """Tests on another task: what they record, that it is exact, and what cannot be tested."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,11 @@ import pytest
 
 import iclflow as icl
 from iclflow.runs.labels import to_dataset
+from iclflow.study.fields import from_names
+from iclflow.study.settings import Settings
+from iclflow.study.study import Study
+from iclflow.sweeps.design import Design
+from iclflow.sweeps.design import run as run_design
 
 TASK = icl.Task([0.5, 0.3], 15)
 INIT = icl.Separate.initialiser(TASK, heads=3, scale=0.15)
@@ -141,3 +148,70 @@ def test_tests_of_several_structures_keep_their_order():
     found = icl.simulate(LOSS, model, DESCENT, saveat=[0], test=tests)["test_loss"][0]
     literal = [icl.Population(TURNED)(model), moments(model), LOSS(model)]
     np.testing.assert_allclose(found, jnp.stack(literal), rtol=1e-13)
+
+
+SETTINGS = {"spectrum": (0.5, 0.3), "context": 15, "heads": 3, "scale": 0.15, "steps": 600,
+            "rate": 0.3, "save": "0,600"}  # fmt: skip
+
+
+def test_settings_state_tests_and_changes_in_plain_values(run, tmp_path):
+    """By the texts of the shell and by the tables of TOML; the numbers are those of Python."""
+    (tmp_path / "run.toml").write_text(
+        "spectrum = [0.5, 0.3]\ncontext = 15\nheads = 3\nscale = 0.15\nsteps = 600\nrate = 0.3\n"
+        'save = "0,600"\ntest_context = [5, 15, 60]\n[test.same]\n[test.turned]\n'
+        "spectrum = [0.3, 0.5]\n[change.300]\nnoise = 0.5\n"
+    )
+    tests = ("same: ", "turned: spectrum=0.3,0.5")
+    given = Settings(**SETTINGS, test=tests, test_context=(5, 15, 60), change=("300: noise=0.5",))
+    read = Settings.read(tmp_path / "run.toml")
+    assert dataclasses.replace(read, test=tests) == given
+    assert read.variants("test").keys() == given.variants("test").keys()
+    study = Study.of(dataclasses.replace(given, change=None))
+    runs = study.run()
+    np.testing.assert_allclose(runs["test_loss"][0], run["test_loss"], rtol=1e-12)
+    summary = study.summary(runs)
+    np.testing.assert_allclose(summary["test_loss"][0], run["test_loss"][-1], rtol=1e-12)
+    assert (summary["test"], summary["test_context"]) == (["same", "turned"], [5, 15, 60])
+    changed = Study.of(read)
+    runs = changed.run()
+    loss = icl.Curriculum({0: TASK, 300: TASK.replace(label_noise=0.5)})
+    alone = icl.simulate(loss, INIT(jax.random.key(0)), DESCENT, saveat=[0, 600])
+    assert runs["step"].values.tolist() == [0, 300, 600]
+    np.testing.assert_allclose(runs["loss"][0], alone.loss, rtol=1e-12)
+    assert changed.prediction(runs) is None
+    assert changed.levels().size == 0
+    assert Settings.of_run(runs.attrs) == read
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"test": ("a: heads=2",)}, "unknown field of test 'heads'"),
+        ({"test": ("a: noise",)}, "test needs NAME: FIELD=VALUE"),
+        ({"test": ("a: noise=x",)}, "noise needs a number"),
+        ({"test": ("a: noise=1", "a: noise=2")}, "states a twice"),
+        ({"test": {"a": 3}}, "a table for each of its names"),
+        ({"test": 3}, "needs NAME: FIELD=VALUE"),
+        ({"test": ("a: noise=1",), "vary": "all"}, "a test is of one task"),
+        ({"change": ("x: noise=1",)}, "change needs STEP"),
+        ({"change": ("-4: noise=1",)}, "change needs STEP"),
+        ({"change": ("9:",)}, "change needs STEP"),
+        ({"change": ("9: noise=1",), "steps": None}, "needs an end"),
+        ({"test_context": (0,)}, "at least 1"),
+    ],
+)
+def test_bad_tests_and_changes_of_settings_are_refused_in_one_line(given, reason):
+    with pytest.raises(ValueError, match=reason) as caught:
+        Settings(**from_names({**SETTINGS, **given}, "this file"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.long
+def test_a_design_tests_its_cells(run, tmp_path):
+    words = {**SETTINGS, "spectrum": [0.5, 0.3], "scale": [0.15, 0.3], "seeds": 2}
+    tests = {"test": {"turned": {"spectrum": [0.3, 0.5]}}, "test_context": [5, 60]}
+    found = run_design(Design.of(**words, **tests), tmp_path / "s.zarr").load()
+    assert found["test"].values.tolist() == ["turned"]
+    assert found["test_context"].values.tolist() == [5, 60]
+    chosen = found["test_loss"].sel(scale=0.15, seed=0, test="turned")
+    np.testing.assert_allclose(chosen.values[-1], run["test_loss"][-1, 1, [0, 2]], rtol=1e-10)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from iclflow.study.fields import Fields, Option, described
+from iclflow.study.fields import Fields, Option, described, variant
 
 
 def typed(kind: Any, **bounds: Any) -> Callable[[str], Any]:
@@ -20,6 +20,14 @@ def _read(about: Option, kind: Any, text: str) -> Any:
         return about.read("", kind, text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error).strip()) from None
+
+
+def _variant(name: str, text: str) -> str:
+    try:
+        variant(name, text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 positive = typed(int, least=1)
@@ -50,7 +58,9 @@ def add_settings(parser: argparse.ArgumentParser, *groups: str, only: tuple[str,
         text += "" if default is None or default == 0 else f" ({shown})"
         metavar = about.metavar or (None if typing.get_origin(kind) else kind.__name__.upper())
         metavar = "NAME" if about.choices else metavar
-        add(*flags, dest=name, type=partial(_read, about, kind), metavar=metavar, help=text)
+        again = {"action": "append"} if about.variants else {}
+        read = partial(_read, about, kind) if not about.variants else partial(_variant, name)
+        add(*flags, dest=name, type=read, metavar=metavar, help=text, **again)
 
 
 def settings_of(args: argparse.Namespace) -> Any:

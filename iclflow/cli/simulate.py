@@ -29,6 +29,9 @@ EXAMPLES = """examples:
   iclflow simulate --dynamics flow --time 4000 --json
   # softmax attention needs sampled sequences; matching makes few of them look like many
   iclflow simulate --model softmax-merged --sequences 2000 --match --heads 4 --steps 5000 --rate 0.2
+  # tested on another covariance and at other lengths; and label noise that begins at step 3000
+  iclflow simulate --steps 8001 --test 'turned: spectrum=0.1,0.2,0.3,0.4' --test-context 8,31,100
+  iclflow simulate --steps 8001 --change '3000: noise=0.5' --plot jump.png
 
 A run with --out that was stopped (Ctrl-C, SIGTERM) goes on when the same command is given again.
 """
@@ -105,6 +108,20 @@ def after(study: Any, runs: Any, args: argparse.Namespace) -> dict[str, Any]:
     return summary
 
 
+def show_tests(summary: dict[str, Any], console: Any) -> None:
+    """The test losses at the end, a row per test and a column per length: means over the seeds."""
+    import numpy as np
+    from rich.table import Table
+
+    lengths = [f"N = {n}" for n in summary.get("test_context", [])] or ["loss at end"]
+    names = summary.get("test", ["this task"])
+    values = np.asarray(summary["test_loss"]).mean(axis=0).reshape(len(names), len(lengths))
+    table = Table("test", *lengths)
+    for name, row in zip(names, values, strict=True):
+        table.add_row(name, *(f"{value:.6f}" for value in row))
+    console.print(table)
+
+
 def exit_code(summary: dict[str, Any]) -> int:
     """0; 2 with one line if the rate made a run diverge. Files are kept.
 
@@ -179,6 +196,8 @@ def show(summary: dict[str, Any], wrote: tuple[str, ...]) -> None:
             f"{summary['stopped'][i]:g}",
         )
     console.print(table)
+    if "test_loss" in summary:
+        show_tests(summary, console)
     if summary["plateau_losses"]:
         levels = ", ".join(f"{level:.6f}" for level in summary["plateau_losses"])
         console.print(f"theory, plateau losses L(M_m): {levels}")

@@ -110,7 +110,7 @@ def coordinates_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """The labels that recorded arrays bring along: dimension -> its coordinate."""
     found = [value.dims for value in record.values() if isinstance(value, Labelled)]
     return {
-        dim: (dim, np.asarray(labels), {"long_name": dim.replace("_", " ")})
+        dim: ((dim,), np.asarray(labels), {"long_name": dim.replace("_", " ")})
         for dims in found
         for dim, labels in dims
     }

@@ -27,6 +27,8 @@ class Option:
     - `needs`: another option, and values of it, without which this one does nothing; with no
       values, any but its default.
     - `aliases`: other names of it.
+    - `variants`: whether it is a list of variants of the settings, `NAME: FIELD=VALUE; FIELD=VALUE`
+      (see `variant`). The shell gives one at a time, a settings file a table for each.
     """
 
     group: str
@@ -38,11 +40,14 @@ class Option:
     choices: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    variants: bool = False
 
     def check(self, name: str, kind: Any, value: Any) -> Any:
         """The value as the type of its field, or `ValueError` in one line."""
         if value is None and types.NoneType in typing.get_args(kind):
             return None
+        if self.variants:
+            return _variants(name, value)
         kinds = _kinds(kind)
         if isinstance(value, str) and str in kinds:
             if self.choices:
@@ -247,6 +252,17 @@ class Fields:
     record: tuple[str, ...] | None = option(
         None, RUNS, "loss, values, and weights while they are small", metavar="NAMES"
     )
+    change: tuple[str, ...] | None = option(
+        None, DYNAMICS, "another task from a step (flow: time) on, e.g. '3000: noise=0.5'; may be "
+        "repeated", metavar="STEP:FIELD=VALUE", variants=True,
+    )  # fmt: skip
+    test: tuple[str, ...] | None = option(
+        None, RUNS, "test on another task too, e.g. 'turned: spectrum=0.1,0.2,0.3,0.4'; may be "
+        "repeated", metavar="NAME:FIELD=VALUE", variants=True,
+    )  # fmt: skip
+    test_context: tuple[int, ...] | None = option(
+        None, RUNS, "test at these context lengths, e.g. 8,31,100", metavar="LIST", least=1
+    )
 
     def __post_init__(self) -> None:
         for name, (kind, about) in described().items():
@@ -277,6 +293,12 @@ class Fields:
                 "vary data: the population has no data to vary, all runs would be equal; give a "
                 "number of sequences, or vary weights"
             )
+        if (self.test or self.test_context) and self.vary == "all":
+            raise ValueError("a test is of one task, and vary all has one per seed; vary weights")
+        if self.change and self.steps is None and self.time is None:
+            raise ValueError("a run whose task changes needs an end; give steps, or time")
+        if self.change and self.fixed_fraction > 0:
+            raise ValueError("change does not go with fixed_fraction; leave one of them out")
         for name in ("seed", "data_seed", "eigen_seed"):
             if getattr(self, name) + self.seeds > SEEDS:
                 raise ValueError(f"{name} and seeds together must be at most 2^32")
@@ -299,6 +321,83 @@ def described() -> dict[str, tuple[Any, Option]]:
     """Name -> type and description of every option."""
     hints = typing.get_type_hints(Fields)
     return {f.name: (hints[f.name], f.metadata["option"]) for f in dataclasses.fields(Fields)}
+
+
+def variant(name: str, item: str) -> tuple[str, dict[str, Any]]:
+    """The name of one of the variants `NAME: FIELD=VALUE; FIELD=VALUE`, and what it changes.
+
+    A test without a name is called by what it changes. The name of a change is its step.
+
+    - `name`: the option, `test` or `change`.
+    - `item`: the variant.
+
+    >>> from iclflow.study.fields import variant
+    >>> variant("test", "long: context=200; noise=0.5")
+    ('long', {'context': 200, 'noise': 0.5})
+    >>> variant("test", "context=200")
+    ('context=200', {'context': 200})
+    """
+    called, colon, rest = item.partition(":")
+    if not colon or "=" in called:
+        called, rest = item, item
+    allowed = [field for field, (_, about) in described().items() if about.group == TASK]
+    allowed += [] if name == "test" else ["sequences", "data_seed"]
+    fields: dict[str, Any] = {}
+    for part in filter(str.strip, rest.split(";")):
+        said, equals, text = (one.strip() for one in part.partition("="))
+        field = said.replace("-", "_")
+        if not equals or not text:
+            raise ValueError(
+                f"{name} needs NAME: FIELD=VALUE, got {short(item)}; for example "
+                f"{'long: context=200' if name == 'test' else '3000: noise=0.5'}"
+            )
+        require_choice(f"field of {name}", field, allowed)
+        kind, about = described()[field]
+        plain = {"true": True, "false": False}.get(text, text)
+        fields[field] = (
+            about.check(field, kind, plain) if kind is bool else about.read(field, kind, text)
+        )
+    called = called.strip()
+    if name == "change":
+        try:
+            step = float(called)
+        except ValueError:
+            step = math.nan
+        if not 0 < step < math.inf or not fields:
+            raise ValueError(
+                f"change needs STEP: FIELD=VALUE, got {short(item)}; for example 3000: noise=0.5"
+            )
+    return called, fields
+
+
+def _variants(name: str, value: Any) -> tuple[str, ...]:
+    """The variants of a text, a list of texts, or tables by name, each checked and as a text."""
+    if isinstance(value, Mapping):
+        if not all(isinstance(table, Mapping) for table in value.values()):
+            raise ValueError(f"{name} needs a table for each of its names, got {short(value)}")
+        rows = [
+            f"{called}: " + "; ".join(f"{field}={_text(v)}" for field, v in table.items())
+            for called, table in value.items()
+        ]
+    else:
+        rows = [value] if isinstance(value, str) else value
+    if not isinstance(rows, list | tuple) or not rows:
+        raise ValueError(f"{name} needs NAME: FIELD=VALUE, got {short(value)}")
+    found = {}
+    for row in rows:
+        if not isinstance(row, str):
+            raise ValueError(f"{name} needs NAME: FIELD=VALUE, got {short(row)}")
+        called, _ = variant(name, row)
+        if called in found:
+            raise ValueError(f"{name} states {called} twice; leave one of them out")
+        found[called] = row.strip()
+    return tuple(found.values())
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def from_names(found: Mapping[str, Any], where: str) -> dict[str, Any]:

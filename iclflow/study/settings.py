@@ -22,7 +22,7 @@ from iclflow.dynamics import (
     Momentum,
     stable_rate,
 )
-from iclflow.losses import AbstractLoss, Fresh, Minibatch
+from iclflow.losses import AbstractLoss, Curriculum, Fresh, Minibatch
 from iclflow.losses.memory import require_memory
 from iclflow.losses.select import Choice, select
 from iclflow.models import AbstractInitialiser, Blocks, Layers, empty_model
@@ -32,7 +32,7 @@ from iclflow.results.netcdf import opened
 from iclflow.results.progress import Progress
 from iclflow.results.reading import parse_json, read_text
 from iclflow.runs.cost import COPIES
-from iclflow.study.fields import Fields, from_names
+from iclflow.study.fields import Fields, from_names, variant
 from iclflow.tasks.commuting import Commuting
 from iclflow.tasks.inputs import INPUTS, named_inputs
 from iclflow.tasks.prompt import Normaliser
@@ -260,8 +260,22 @@ class Settings(Fields):
         key = jax.random.key(self.data_seed + seed_offset)
         loss = choice.build(task, self.sequences, key, matched=self.match, progress=progress)
         if self.fresh:
-            return Fresh(task=task, evaluation=loss, size=int(self.batch or 1))
-        return loss if self.batch is None else Minibatch(loss, self.batch)  # pyright: ignore
+            loss = Fresh(task=task, evaluation=loss, size=int(self.batch or 1))
+        elif self.batch is not None:
+            loss = Minibatch(loss, self.batch)  # pyright: ignore
+        if self.change is None:
+            return loss
+        pieces = {0.0: loss}
+        for step, other in self.variants("change").items():
+            task = other.task(seed_offset if self.vary == "all" else 0)
+            pieces[float(step)] = other.build_loss(task, choice, seed_offset)
+        return Curriculum(pieces)
+
+    def variants(self, name: str) -> "dict[str, Settings]":
+        """The settings of each test (`test`), or from each step on (`change`), by its name."""
+        found = (variant(name, item) for item in getattr(self, name) or ())
+        alone = {"test": None, "change": None, "test_context": None}
+        return {called: dataclasses.replace(self, **alone, **fields) for called, fields in found}
 
     def build_dynamics(self, loss: AbstractLoss, init: AbstractInitialiser) -> AbstractDynamics:
         """Descent or flow; the default rate is a quarter of the stability limit."""

@@ -27,7 +27,7 @@ from iclflow.runs.labels import OUTCOMES, in_order, is_timed
 from iclflow.runs.record import FixedPointDistance, OfModel
 from iclflow.runs.summaries import theory_times
 from iclflow.runs.sweep import sweep
-from iclflow.runs.testing import population_of
+from iclflow.runs.testing import TEST_LOSS, Tests, population_of
 from iclflow.study.fields import DEEP, LONGEST
 from iclflow.study.settings import SMALL, Settings
 from iclflow.tasks.base import AbstractTask
@@ -37,6 +37,7 @@ STEPS = 10_001  # where the theory predicts no end
 MOST_STEPS = 1_000_001  # that a run takes without being asked to
 BEYOND = 1.3  # times the last predicted drop: the end of a run that was given none
 PREDICTED = 4  # seeds whose drops are predicted for that
+TEST_DIMS = ("test", "test_context")  # of test_loss
 TEST_SEQUENCES = 5000  # for test losses of models without a population in closed form
 
 
@@ -92,7 +93,7 @@ class Study:
         """Predicted drop times t/τ of the first seeds; empty where no theory covers the study."""
         if self.settings.scale == 0 or not self.dynamics.keeps_time:
             return np.zeros(0)
-        if self.settings.fixed_fraction > 0 or self.task.outputs > 1:
+        if self.settings.fixed_fraction > 0 or self.task.outputs > 1 or self.settings.change:
             return np.zeros(0)
         seeds = range(self.settings.seed, self.settings.seed + self.settings.seeds)[:PREDICTED]
         models = [model for _, model in self._starts(seeds)]
@@ -178,11 +179,15 @@ class Study:
         """The plateau losses L(M_m) of the task; empty where the theory does not cover it."""
         from iclflow.theory.predict import covered_levels
 
+        if self.settings.change:  # the plateaus are those of one task
+            return np.zeros(0)
         return covered_levels(self.task, empty_model(self.init))
 
     def prediction(self, runs: xr.Dataset) -> "Comparison | None":
         """The theory from the same initial weights, where it covers the study."""
         if self.settings.fixed_fraction > 0 or self.task.outputs > 1 or not is_timed(runs):
+            return None
+        if self.settings.change:  # the theory is of one loss
             return None
         seeds = runs["seed"].values.tolist()
         models = [model for _, model in self._starts(seeds)]
@@ -225,7 +230,8 @@ class Study:
         settings, blocks = self.settings, self.settings.zero_blocks()
         rate = float(self.dynamics.rate_at(0)) if isinstance(self.dynamics, Descent) else None
         last = [_last(row) for row in runs["loss"].values]
-        tests = {name: [_last(row) for row in runs[name].values] for name in self.tests}
+        tests = {name: _final(runs[name]) for name in self.tests}
+        tests |= {name: runs[name].values.tolist() for name in TEST_DIMS if name in runs.coords}
         return {
             "title": self.title(),
             "model": settings.model,
@@ -262,6 +268,11 @@ def tests_of(settings: Settings, task: Task, init: AbstractInitialiser) -> dict[
         labels = ContextLabels(settings.in_weight_test)
         tests["in_context_loss"] = test_loss(task.in_context(), init)
         tests["in_weight_loss"] = test_loss(task.in_weight(labels), init)
+    if settings.test or settings.test_context:
+        named = {name: one.task() for name, one in settings.variants("test").items()}
+        axes = {"context": settings.test_context} if settings.test_context else {}
+        found = Tests(named or task, sequences=TEST_SEQUENCES, **axes)
+        tests[TEST_LOSS] = found.recorder(empty_model(init))
     record = settings.record or ()
     if "population_loss" in record:
         tests["population_loss"] = test_loss(task, init)
@@ -278,6 +289,12 @@ def test_loss(task: Task, init: AbstractInitialiser) -> AbstractLoss:
     It is sampled for softmax and for three layers or more, which have no closed form.
     """
     return population_of(task, empty_model(init), TEST_SEQUENCES)
+
+
+def _final(recorded: xr.DataArray) -> list[Any]:
+    """The last number of each run that is one, of each of its further dimensions."""
+    rows = recorded.transpose("seed", ..., "time").values
+    return np.apply_along_axis(_last, -1, rows).tolist()
 
 
 def _last(row: np.ndarray) -> float:

@@ -29,6 +29,8 @@ CASE = "case"  # that of cases stated one by one
 
 def varies(name: str, value: Any) -> bool:
     """Whether a value of a design file stands for several values of a field."""
+    if described()[name][1].variants:
+        return False
     if isinstance(value, Mapping):
         return True
     if not isinstance(value, list | tuple):

@@ -10,6 +10,7 @@ import numpy as np
 from iclflow.dynamics import Descent
 from iclflow.dynamics.base import marks_until
 from iclflow.losses import AbstractLoss
+from iclflow.losses.changing import jumps
 from iclflow.runs.cells import Outline, Point, Vary
 from iclflow.runs.simulate import SAVES
 from iclflow.study.fields import TASK, described
@@ -23,7 +24,7 @@ FEW = 64  # prompts that a loss is drawn from to count the operations of its ste
 OF_TASK = (*(n for n, (_, about) in described().items() if about.group == TASK), "model")
 OF_TASK += ("eigen_seed",)
 OF_LOSS = (*OF_TASK, "heads", "rank", "blocks", "sequences", "match", "loss", "batch", "fresh")
-OF_LOSS += ("data_seed",)
+OF_LOSS += ("data_seed", "change")
 OF_INIT = (*OF_TASK, "heads", "rank", "scale", "blocks", "sequences")
 OF_DYNAMICS = (*OF_LOSS, "rate", "optimiser", "momentum", "dynamics", "tolerance")
 
@@ -130,4 +131,5 @@ def marks_of(study: Study) -> np.ndarray:
     saveat = study.saveat
     if isinstance(study.dynamics, Descent):
         saveat = np.unique(np.round(saveat).astype(int))
-    return np.asarray(marks_until(study.dynamics, study.until, saveat, SAVES))
+    changes = jumps([study.loss])
+    return np.asarray(marks_until(study.dynamics, study.until, saveat, SAVES, changes))
