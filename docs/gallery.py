@@ -24,8 +24,9 @@ ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "docs" / "gallery"
 ORDER = (
     "staircase", "merged_and_separate", "early_stopping", "label_noise", "task_covariance",
-    "task_diversity", "rich_to_lazy", "softmax_and_linear", "your_own_prompts", "your_own_model",
-    "a_sweep", "diagnose_a_checkpoint", "monitor_in_torch",
+    "task_diversity", "rich_to_lazy", "softmax_and_linear", "your_own_prompts",
+    "prompts_from_a_map", "your_own_model", "a_sweep", "diagnose_a_checkpoint",
+    "monitor_in_torch",
 )  # fmt: skip
 
 

@@ -36,13 +36,15 @@ g, G = np.asarray(loss.cross)[0], np.asarray(loss.second)
 least = float(loss.power) - g @ np.linalg.pinv(G) @ g
 
 # %% [markdown]
-# Nothing else changes. An initialiser wants the sizes of a task, and nothing more of it.
+# Nothing else changes: an initialiser takes its sizes from the loss, and `icl.predict` gives the
+# theory of these prompts. Arrays and files (`.npz`, `.npy`, NetCDF) are read by `icl.Prompts`.
 
 # %%
-init = icl.Separate.initialiser(icl.Task(spectrum=np.ones(3), context=40), heads=4, scale=0.05)
+init = icl.Separate.initialiser(loss, heads=4, scale=0.05)
+theory = icl.predict(loss, init(jax.random.key(0)), probes=0)
 steps = np.unique(np.linspace(0, 20_000, 1_001).astype(int))
 runs = icl.sweep(loss, init, icl.Descent(rate=0.1), saveat=steps, seeds=3)
-figure = icl.plots.loss(runs, levels=[float(loss.power), least])
+figure = icl.plots.loss(runs, levels=theory.levels, theory=theory)
 figure.savefig("your_own_prompts.png")
 
 # %%

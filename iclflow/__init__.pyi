@@ -80,6 +80,7 @@ from iclflow.tasks.inputs import Gaussian as Gaussian
 from iclflow.tasks.inputs import Rademacher as Rademacher
 from iclflow.tasks.inputs import Sphere as Sphere
 from iclflow.tasks.inputs import StudentT as StudentT
+from iclflow.tasks.own_prompts import Prompts as Prompts
 from iclflow.tasks.prompt import Normaliser as Normaliser
 from iclflow.tasks.prompt import Prompt as Prompt
 from iclflow.tasks.prompts import AbstractPromptSet as AbstractPromptSet

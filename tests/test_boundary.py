@@ -154,7 +154,7 @@ REFUSED = {
         ("icl.Merged.initialiser(task, heads=2, scale=0.1, blocks='full')", "Blocks.FROZEN or"),
         ("icl.Separate.initialiser(task, heads=2, scale=0.1, blocks=True)", "Blocks.FROZEN or"),
         ("icl.Softmax.initialiser(task, heads=2, scale=0.1, blocks='full')", "Blocks.FROZEN or"),
-        ("icl.Merged.initialiser([0.7, 0.2], heads=2, scale=0.1)", "task must be a Task"),
+        ("icl.Merged.initialiser([0.7, 0.2], heads=2, scale=0.1)", "needs the sizes of a task"),
     ],
 }  # fmt: skip
 

@@ -402,7 +402,7 @@ def test_the_printed_commands_work_one_after_the_other(capsys, monkeypatch, tmp_
     monkeypatch.chdir(tmp_path)
     simulate(capsys, "--out", "run.nc")
     assert "keys" in load("run.nc")
-    assert call(capsys, "diagnose", "run.nc", "--prompts", 50)[0] == 0
+    assert call(capsys, "diagnose", "run.nc", "--samples", 50)[0] == 0
     assert "says nothing about a run" in refused(capsys, "diagnose", "run.nc", "--rate", 1)
     code, out, _ = call(capsys, "simulate", "--from", "run.nc", "--seeds", 2, "--json")
     assert code == 0

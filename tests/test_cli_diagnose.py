@@ -64,7 +64,7 @@ def test_plateau_m_is_component_regression_and_the_end_least_squares(staircase_f
 
 def test_one_line_for_each_stage(capsys, staircase_file, tmp_path):
     plot = tmp_path / "run.png"
-    arguments = ("diagnose", staircase_file, "--prompts", 200)
+    arguments = ("diagnose", staircase_file, "--samples", 200)
     code, out, err = call(capsys, *arguments, "--plot", plot)
     assert code == 0, err
     lines = out.splitlines()
@@ -162,7 +162,7 @@ def test_the_in_weight_run_shows_the_fixed_task_first(capsys, tmp_path):
         steps=2500, record=("loss", "weights"), save="mixed:80",
     )  # fmt: skip
     store(Study.of(settings).run(), path)
-    code, out, err = call(capsys, "diagnose", path, "--prompts", 300, "--json")
+    code, out, err = call(capsys, "diagnose", path, "--samples", 300, "--json")
     assert code == 0, err
     (run,) = json.loads(out)["runs"]
     start, first, last = run["stages"]
@@ -196,7 +196,7 @@ def test_all_seeds_of_a_file_are_padded_and_labelled(capsys, tmp_path):
     assert stage_rows(both.sel(seed=5)) == stage_rows(alone)
     path, plot, saved = (tmp_path / name for name in ("run.nc", "runs.png", "found.nc"))
     store(runs, path)
-    arguments = ("diagnose", path, "--prompts", 100, "--json")
+    arguments = ("diagnose", path, "--samples", 100, "--json")
     code, out, err = call(capsys, *arguments, "--plot", plot, "--out", saved)
     assert code == 0, err
     found = json.loads(out)["runs"]

@@ -167,7 +167,7 @@ def test_runs_with_flipped_bytes(capsys, tmp_path, run_file, seed):
         path = tmp_path / f"{i}.nc"
         path.write_bytes(data)
         how = [
-            ["diagnose", path, "--prompts", "20", "--json"],
+            ["diagnose", path, "--samples", "20", "--json"],
             ["animate", path, "--out", tmp_path / f"{i}.gif", "--seconds", "0.2", "--json"],
             ["simulate", *TINY, "--scale", "0.5", "--from", path, "--json"],
         ]
@@ -220,7 +220,7 @@ def test_runs_that_make_no_sense(capsys, tmp_path, run_file):
     inputs = []
     for i, case in enumerate(cases):
         path = changed(run, tmp_path / f"{i}.nc", **case)
-        inputs.append(["diagnose", path, "--prompts", "20", "--json"])
+        inputs.append(["diagnose", path, "--samples", "20", "--json"])
         if i % 3 == 0:
             film = tmp_path / f"{i}.gif"
             inputs.append(["animate", path, "--out", film, "--seconds", "0.2", "--json"])
@@ -261,7 +261,7 @@ def test_loss_curves(capsys, tmp_path):
     for option in (["--starts", "1000000000"], ["--floor", "nan"], ["--floor", "1e308"]):
         inputs.append(["diagnose", fine, *theory, *option])
     for option in (
-        ["--prompts", "5"],
+        ["--samples", "5"],
         ["--keep-going"],
         ["--test-scale", "2"],
         ["--subspace", "3"],
@@ -354,7 +354,7 @@ def test_outputs_and_commands(capsys, tmp_path, run_file):
         ["theory", "--context", "100000", "--json"], ["theory", "--epoch-rate", "0"],
         ["diagnose", run_file, "--rate", "1"], ["diagnose", run_file, "--plot", "mine.png"],
         ["diagnose", run_file, "--out", "mine.nc"], ["diagnose", run_file, "--seed", "9"],
-        ["diagnose", run_file, "--prompts", "100000000000"], ["diagnose"], ["animate"],
+        ["diagnose", run_file, "--samples", "100000000000"], ["diagnose"], ["animate"],
         ["diagnose", run_file, "--test-spectrum", "1,2,3"],
         ["diagnose", run_file, "--test-context", "1000000000000000000"],
         ["animate", run_file, "--out", "mine.png"], ["animate", run_file, "--out", "x.txt"],

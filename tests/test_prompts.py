@@ -141,5 +141,5 @@ def test_malformed_prompts_are_refused(level):
             level.of(given)
     with pytest.raises(ValueError, match="between 1 and the context 9, got"):
         level.of(prompts, lengths=(10,))
-    with pytest.raises(ValueError, match="has its own lengths"):
+    with pytest.raises(ValueError, match="have their own lengths"):
         level.of(PromptSet.sample(TASKS["plain"](), 4, KEY), lengths=(3,))

@@ -72,7 +72,7 @@ def without(found, *names):
 def test_diagnose_animate_and_the_same_command_again_say_the_same(capsys, written, tmp_path):
     command, run, other = written
     for more in (["--seed", "1"], []):
-        one, two = (said(capsys, "diagnose", p, "--prompts", "50", "--json", *more)
+        one, two = (said(capsys, "diagnose", p, "--samples", "50", "--json", *more)
                     for p in (run, other))  # fmt: skip
         assert without(one, "path") == without(two, "path")
     again = [said(capsys, *command, "--out", path) for path in (run, other)]

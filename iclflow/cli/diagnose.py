@@ -38,7 +38,7 @@ Checkpoints: safetensors or NumPy, 22 families of names. Pickles are never loade
 
 
 # Options that concern one kind of input alone, and what they are where they are not given.
-RUN = {"prompts": 2000, "test_context": None, "test_spectrum": None, "test_scale": 1.0}
+RUN = {"samples": 2000, "test_context": None, "test_spectrum": None, "test_scale": 1.0}
 SERIES = {"hf": None, "revisions": None, "measures": None, "subspace": 8, "stack": None}
 SERIES |= {"show": None, "keep_going": False, "log": None, "column": None}
 CURVE = {"rate": None, "starts": 32, "convention": "iclflow", "floor": 0.0, "column": None}
@@ -57,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     run = parser.add_argument_group("a run")
     run.add_argument("--seed", type=seed, help="only this run of the file; starts of a curve")
-    run.add_argument("--prompts", type=positive,
-                     help="sampled for algorithms not known by moments (2000)")  # fmt: skip
+    run.add_argument("--samples", type=positive, metavar="P",
+                     help="prompts sampled for algorithms not known by moments (2000)")  # fmt: skip
     run.add_argument("--test-context", type=positive, metavar="N", help="compare at another N")
     run.add_argument("--test-spectrum", type=floats, help="compare on other eigenvalues")
     run.add_argument("--test-scale", type=above_zero, help="on x times this")
@@ -163,7 +163,7 @@ def diagnose_our_runs(args: argparse.Namespace) -> int:
                 task, context=args.test_context, spectrum=args.test_spectrum, scale=args.test_scale
             )
         options: dict[str, Any] = {
-            "on": on, "clock": Clock(args.clock), "sequences": args.prompts
+            "on": on, "clock": Clock(args.clock), "sequences": args.samples
         }  # fmt: skip
         found = (
             diagnose_runs(runs, **options)
@@ -207,8 +207,8 @@ def require_room(args: argparse.Namespace, runs: Any) -> None:
 
     settings = run_settings(runs)
     pairs = args.test_context or settings.context
-    needed = 8 * 8 * args.prompts * pairs * (task_size(settings) + 1)
-    require_memory(needed, f"{args.prompts} prompts of {pairs} pairs", "give fewer --prompts")
+    needed = 8 * 8 * args.samples * pairs * (task_size(settings) + 1)
+    require_memory(needed, f"{args.samples} prompts of {pairs} pairs", "give fewer --samples")
 
 
 def diagnose_losses(args: argparse.Namespace, runs: Any) -> int:

@@ -15,13 +15,14 @@ from iclflow.study.fields import MODEL, TASK
 EXAMPLES = """examples:
   iclflow plan --spectrum 0.4,0.3,0.2,0.1 --heads 8 --scale 0.05 --rate 0.5 --steps 4000
   iclflow plan --spectrum 0.4,0.3,0.2,0.1 --heads 8 --scale 0.05 --rate 0.5 --steps 4000 --check
+  iclflow plan --prompts mine.npz --heads 8 --scale 0.05 --steps 20000
   iclflow plan --model merged --spectrum linear --dim 4 --scale 1e-3 --steps 200 --json
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The task and model options of `simulate`, and the budget."""
-    add_settings(parser, TASK, MODEL, only=("rate", "steps", "seed", "eigen_seed"))
+    add_settings(parser, TASK, MODEL, only=("prompts", "rate", "steps", "seed", "eigen_seed"))
     more = parser.add_argument_group("plan")
     more.add_argument("--from", dest="file", metavar="FILE", help="TOML or run.nc; options win")
     more.add_argument(

@@ -33,6 +33,9 @@ EXAMPLES = """examples:
   iclflow simulate --steps 8001 --test 'turned: spectrum=0.1,0.2,0.3,0.4' --test-context 8,31,100
   iclflow simulate --steps 8001 --change '3000: noise=0.5' --plot jump.png
 
+  # your own prompts: np.savez("mine.npz", x=x, y=y) with x [P, N+1, D] and y [P, N+1]
+  iclflow simulate --prompts mine.npz --heads 5 --scale 0.05 --theory --plot mine.png
+
 A run with --out that was stopped (Ctrl-C, SIGTERM) goes on when the same command is given again.
 """
 
@@ -57,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
     from iclflow.study.study import Study
 
     began = time.perf_counter()
-    check_outputs(args, (".nc",), [] if args.file is None else [args.file])
+    read = [name for name in (args.file, args.prompts) if name is not None]
+    check_outputs(args, (".nc",), read)
     settings, runs = settings_of(args), None
     if settings.fresh and settings.sequences is not None:
         warnings.warn(

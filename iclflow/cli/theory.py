@@ -11,6 +11,7 @@ from typing import Any
 from iclflow.cli.console import print_json
 from iclflow.cli.options import above_zero, add_settings, settings_of, typed
 from iclflow.cli.outputs import add_force, check_outputs
+from iclflow.results.progress import progress_bar
 from iclflow.study.fields import DEEP, MODEL, TASK
 
 EXAMPLES = """examples:
@@ -19,6 +20,8 @@ EXAMPLES = """examples:
   iclflow theory --spectrum power:1 --dim 8 --context 31 --rank 2 --heads 9 --scale 1e-3 --json
   iclflow theory --spectrum 1,0.5 --context 200 --task-covariance 1,3 --noise 0.1
   iclflow theory --spectrum 0.4,0.3,0.2,0.1 --context 31 --layers 2
+  # your own prompts: np.savez("mine.npz", x=x, y=y) with x [P, N+1, D] and y [P, N+1]
+  iclflow theory --prompts mine.npz --scale 0.05 --plot mine.png
   iclflow theory --model linear-transformer --spectrum 1.7,1.4,1.1,1 --context 200 --scale 0.01
 """
 
@@ -27,7 +30,7 @@ ROWS = 16  # of a table; the rest is in --json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The task and model options of `simulate`."""
-    add_settings(parser, TASK, MODEL, only=("seed", "eigen_seed"))
+    add_settings(parser, TASK, MODEL, only=("prompts", "seed", "eigen_seed"))
     add_linear_transformer(parser)
     out = parser.add_argument_group("output")
     out.add_argument("--from", dest="file", metavar="FILE", help="TOML or run.nc; options win")
@@ -39,7 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate the formulas, report, draw."""
     settings = settings_of(args)
-    check_outputs(args, (), [] if args.file is None else [args.file])
+    read = [name for name in (args.file, args.prompts) if name is not None]
+    check_outputs(args, (), read)
+    if settings.prompts is not None:
+        return run_prompts(args, settings)
     if settings.model == "linear-transformer":
         return run_linear_transformer(args, settings)
     refuse_options(args)
@@ -64,6 +70,66 @@ def run(args: argparse.Namespace) -> int:
     else:
         show(found)
     return 0
+
+
+def run_prompts(args: argparse.Namespace, settings: Any) -> int:
+    """The theory of given prompts: what their moments say, and the drops of one start."""
+    import jax
+
+    from iclflow.losses import Moments, ReducedFeatures
+    from iclflow.theory.drops.quadratic import not_quadratic
+    from iclflow.theory.predict import predict
+    from iclflow.theory.summary import prompts_summary, start_summary
+
+    source = settings.source()
+    refuse_options(args)
+    with progress_bar("reading", False if args.json else None) as report:
+        loss = Moments.of(source, features=ReducedFeatures(), progress=report)
+    reason = not_quadratic(loss)
+    if reason is not None:
+        raise ValueError(f"{settings.prompts}: {reason}")
+    sizes = {"sequences": source.count, "context": source.context, "inputs": source.size}
+    found = {"prompts": settings.prompts, **sizes}
+    with progress_bar("theory", False if args.json else None):
+        found |= prompts_summary(loss)
+        prediction = None
+        if args.scale is not None or (args.file is not None and settings.scale):
+            model = settings.initialiser(source)(jax.random.key(settings.seed))
+            prediction = predict(loss, model)
+            found |= start_summary(prediction, loss, settings.scale)
+    found["notes"] = not_covered(settings) + ([] if prediction is None else [*prediction.notes])
+    if args.plot is not None:
+        draw(found, prediction, args.plot)
+    if args.json:
+        print_json(found)
+    else:
+        show_prompts(found)
+    return 0
+
+
+def show_prompts(found: dict[str, Any]) -> None:
+    """Tables on stdout, for given prompts."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(
+        f"{found['prompts']}: {found['sequences']:,} prompts of {found['context']} pairs, D = "
+        f"{found['inputs']}", markup=False, highlight=False,
+    )  # fmt: skip
+    table = Table("m", "loss", "drop to next", title="plateaus of linear attention")
+    for m, level in enumerate(found["plateau_losses"][:ROWS]):
+        drop = f"{found['drop_sizes'][m]:.6f}" if m < len(found["drop_sizes"]) else ""
+        table.add_row(str(m), f"{level:.6f}", drop)
+    console.print(table)
+    console.print(
+        f"one gradient step in context at its best rate: {found['gradient_step_loss']:.6f}; the "
+        f"best that linear attention can do: {found['least_squares_loss']:.6f}", highlight=False,
+    )  # fmt: skip
+    if "drop_times" in found:
+        show_drops(console, found)
+    for note in found["notes"]:
+        console.print(f"note: {note}", markup=False, highlight=False)
 
 
 def not_covered(settings: Any) -> list[str]:

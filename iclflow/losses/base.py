@@ -46,6 +46,10 @@ class AbstractLoss(eqx.Module):
         del key
         return self
 
+    def dims(self) -> tuple[int, int] | None:
+        """(D, O), the inputs and outputs of the prompts it is the loss of, where it knows them."""
+        return None
+
     def scratch(self) -> int:
         """Bytes of intermediate results that one run needs for a step."""
         return 0

@@ -113,6 +113,9 @@ class Draws(AbstractLoss):
         outputs = layer_weights(model).shape[1]
         return None if outputs == 1 else f"Draws cover one output, got {outputs}"
 
+    def dims(self) -> tuple[int, int]:
+        return self.matrices.shape[-1], 1
+
     def scratch(self) -> int:
         return 6 * self.matrices.nbytes
 

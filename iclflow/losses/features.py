@@ -18,11 +18,12 @@ from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, Layers
 from iclflow.results.progress import Progress
 from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.prompt import Prompt
-from iclflow.tasks.prompts import AbstractPromptSet, Prompts, as_sets
+from iclflow.tasks.prompts import AbstractPromptSet, PromptSource, as_sets
 
 CHUNK = 8192  # prompts at a time
-Sizes = AbstractTask | AbstractPromptSet  # what knows D, O and the lengths
+Sizes = AbstractTask | AbstractPromptSet | Prompts  # what knows D, O and the lengths
 
 NOT_LINEAR = "its prediction is linear in no fixed features of the prompt; use Sequences"
 
@@ -156,7 +157,7 @@ class Features(AbstractPromptLoss):
     @classmethod
     def of(
         cls,
-        prompts: Prompts,
+        prompts: PromptSource,
         *,
         lengths: tuple[int, ...] | None = None,
         features: AbstractFeatureMap | None = None,
@@ -164,20 +165,25 @@ class Features(AbstractPromptLoss):
     ) -> Self:
         """The loss of given prompts, of which the features are kept.
 
-        - `prompts`: a stacked `Prompt`, a prompt set, or an iterable of stacked batches.
+        - `prompts`: `Prompts`, a stacked `Prompt`, a prompt set, or an iterable of stacked batches.
         - `lengths`: pairs in the prefixes to average over; the set's own, or whole prompts.
         - `features`: what to keep; `FullFeatures()` if omitted.
         - `progress(done, total)` counts prompts; of an iterable the total is what is done.
         """
         map_ = FullFeatures() if features is None else features
         require = functools.partial(cls.require_memory, features=map_)
-        statistic, query, target = gather(as_sets(prompts, lengths), map_, require, progress)
+        count = None
+        if isinstance(prompts, Prompts):
+            require(prompts)
+            count = prompts.count
+        sets = as_sets(prompts, lengths)
+        statistic, query, target = gather(sets, map_, require, progress, count)
         return cls(statistic, query, target, map_)
 
     @classmethod
     def require_memory(
         cls,
-        prompts: AbstractPromptSet,
+        prompts: AbstractPromptSet | Prompts,
         *,
         features: AbstractFeatureMap | None = None,
         **options: Any,
@@ -197,7 +203,10 @@ class Features(AbstractPromptLoss):
 
     def admits(self, model: AbstractModel) -> str | None:
         reason = self.map.admits(model)
-        return reason or misfit(model, self.query.shape[-1], self.target.shape[-1])
+        return reason or misfit(model, *self.dims())
+
+    def dims(self) -> tuple[int, int]:
+        return self.query.shape[-1], self.target.shape[-1]
 
     def scratch(self) -> int:
         return 2 * (self.statistic.nbytes + self.query.nbytes + self.target.nbytes)
@@ -226,6 +235,7 @@ def gather(
     map_: AbstractStatistic,
     require: Callable[[AbstractPromptSet], None],
     progress: Progress | None = None,
+    count: int | None = None,
 ) -> Kept:
     """Statistic, query and target of every prefix of every prompt, chunk by chunk.
 
@@ -233,6 +243,7 @@ def gather(
     - `map_`: what is kept of the context.
     - `require`: refuses a set that does not fit, before it is drawn.
     - `progress(done, total)` counts prompts.
+    - `count`: how many there are, where it is known.
     """
     parts, before = [], 0
     for part in sets:
@@ -243,7 +254,7 @@ def gather(
             found = extract(part, map_, index)
             parts.append(jax.tree.map(lambda a, n=inside: a[:n], found))
             if progress is not None:
-                progress(before + done, before + part.count)
+                progress(before + done, count or before + part.count)
         before += part.count
     return jax.tree.map(lambda *a: jnp.concatenate(a), *parts)
 

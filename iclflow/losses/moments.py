@@ -14,7 +14,8 @@ from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractModel
 from iclflow.results.progress import Progress
-from iclflow.tasks.prompts import AbstractPromptSet, Prompts, as_sets
+from iclflow.tasks.own_prompts import Prompts
+from iclflow.tasks.prompts import AbstractPromptSet, PromptSource, as_sets
 
 CHUNK_BYTES = 64 * 2**20  # features of one chunk of prompts
 BLOCK = 2048  # rows of E[φφᵀ] that are added to at once, from the diagonal on
@@ -45,7 +46,7 @@ class Moments(AbstractPromptLoss):
     @classmethod
     def of(
         cls,
-        prompts: Prompts,
+        prompts: PromptSource,
         *,
         lengths: tuple[int, ...] | None = None,
         features: AbstractFeatureMap | None = None,
@@ -53,13 +54,14 @@ class Moments(AbstractPromptLoss):
     ) -> Self:
         """The loss of given prompts, of which only the moments are kept: bounded memory.
 
-        - `prompts`: a stacked `Prompt`, a prompt set, or an iterable of stacked batches.
+        - `prompts`: `Prompts`, a stacked `Prompt`, a prompt set, or an iterable of stacked batches.
         - `lengths`: pairs in the prefixes to average over; the set's own, or whole prompts.
         - `features`: whose moments; those of `FullFeatures()` if omitted.
         - `progress(done, total)` counts prompts; of an iterable the total is what is done.
         """
         map_, total = FullFeatures() if features is None else features, None
         before, rows = 0, 0
+        count = prompts.count if isinstance(prompts, Prompts) else None
         for part in as_sets(prompts, lengths):
             cls.require_memory(part, features=map_)
             total = _empty(part, map_) if total is None else total
@@ -70,7 +72,7 @@ class Moments(AbstractPromptLoss):
                 total = _added((part, map_, index, mask, BLOCK), total)
                 if progress is not None:
                     jax.block_until_ready(total)
-                    progress(before + done, before + part.count)
+                    progress(before + done, count or before + part.count)
             before, rows = before + part.count, rows + part.count * len(part.lengths)
         assert total is not None  # a set has prompts
         return cls(*_means((jnp.asarray(rows), BLOCK), total), map_)
@@ -78,7 +80,7 @@ class Moments(AbstractPromptLoss):
     @classmethod
     def require_memory(
         cls,
-        prompts: AbstractPromptSet,
+        prompts: AbstractPromptSet | Prompts,
         *,
         features: AbstractFeatureMap | None = None,
         **options: Any,
@@ -100,6 +102,11 @@ class Moments(AbstractPromptLoss):
         reason = self.map.admits(model)
         outputs, count = self.cross.shape[-2:]
         return reason or misfit(model, self.map.input_size(count, outputs), outputs)
+
+    def dims(self) -> tuple[int, int] | None:
+        outputs, count = self.cross.shape[-2:]
+        size = self.map.input_size(count, outputs)
+        return None if size is None else (size, outputs)
 
 
 def moments_bytes(sizes: Sizes, features: AbstractFeatureMap) -> int:

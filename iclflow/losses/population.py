@@ -212,7 +212,10 @@ class Population(AbstractLoss):
                 "population_moments(task), or sampled Moments"
             )
         reason = ReducedFeatures().admits(model)
-        return reason or misfit(model, self.covariance.shape[0], self.cross.shape[0])
+        return reason or misfit(model, *self.dims())
+
+    def dims(self) -> tuple[int, int]:
+        return self.covariance.shape[0], self.cross.shape[0]
 
 
 @eqx.filter_jit  # one compilation for all of it, not one an operation

@@ -8,7 +8,8 @@ from jaxtyping import PRNGKeyArray
 from iclflow.losses.base import AbstractLoss
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.checks import require_kind
-from iclflow.tasks.prompts import AbstractPromptSet, Prompts, PromptSet
+from iclflow.tasks.own_prompts import Prompts
+from iclflow.tasks.prompts import AbstractPromptSet, PromptSet, PromptSource
 
 
 class AbstractPromptLoss(AbstractLoss):
@@ -16,8 +17,12 @@ class AbstractPromptLoss(AbstractLoss):
 
     @classmethod
     @abc.abstractmethod
-    def of(cls, prompts: Prompts, **options: Any) -> Self:
-        """The loss of given prompts: stacked, a prompt set, or any iterable of stacked batches."""
+    def of(cls, prompts: PromptSource, **options: Any) -> Self:
+        """The loss of given prompts.
+
+        - `prompts`: your own (`Prompts`), stacked in one `Prompt`, a prompt set, or any iterable of
+          stacked batches.
+        """
 
     @classmethod
     def sample(
@@ -41,5 +46,5 @@ class AbstractPromptLoss(AbstractLoss):
 
     @classmethod
     @abc.abstractmethod
-    def require_memory(cls, prompts: AbstractPromptSet, **options: Any) -> None:
+    def require_memory(cls, prompts: AbstractPromptSet | Prompts, **options: Any) -> None:
         """Raise `ValueError` with what would be needed if the loss of a set does not fit."""

@@ -30,7 +30,7 @@ from iclflow.results.progress import Progress
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.checks import require_kind, require_size
 from iclflow.tasks.inputs import Gaussian
-from iclflow.tasks.prompts import Prompts
+from iclflow.tasks.prompts import PromptSource
 from iclflow.tasks.task import Task
 
 # Rows (prompts times lengths) a feature at which a step costs the same from features, 4 operations
@@ -70,7 +70,7 @@ class Choice(NamedTuple):
         kind, options = self._kind()
         return kind.sample(task, sequences, key, matched=matched, progress=progress, **options)
 
-    def of(self, prompts: Prompts, progress: Progress | None = None) -> AbstractLoss:
+    def of(self, prompts: PromptSource, progress: Progress | None = None) -> AbstractLoss:
         """The loss of given prompts at this level."""
         kind, options = self._kind()
         return kind.of(prompts, progress=progress, **options)

@@ -12,8 +12,9 @@ from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractModel
 from iclflow.results.progress import Progress
+from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.prompt import Prompt
-from iclflow.tasks.prompts import AbstractPromptSet, Prompts, as_sets
+from iclflow.tasks.prompts import AbstractPromptSet, PromptSource, as_sets
 
 
 class Sequences(AbstractPromptLoss):
@@ -28,17 +29,19 @@ class Sequences(AbstractPromptLoss):
     @classmethod
     def of(
         cls,
-        prompts: Prompts,
+        prompts: PromptSource,
         *,
         lengths: tuple[int, ...] | None = None,
         progress: Progress | None = None,
     ) -> Self:
         """The loss of given prompts, which are kept.
 
-        - `prompts`: a stacked `Prompt`, a prompt set, or an iterable of stacked batches.
+        - `prompts`: `Prompts`, a stacked `Prompt`, a prompt set, or an iterable of stacked batches.
         - `lengths`: pairs in the prefixes to average over; the set's own, or whole prompts.
         - `progress(done, total)` is called when they are there.
         """
+        if isinstance(prompts, Prompts):
+            cls.require_memory(prompts)
         sets = list(as_sets(prompts, lengths))
         parts = [part.prompts() for part in sets]
         whole = parts[0] if len(parts) == 1 else jax.tree.map(lambda *a: jnp.concatenate(a), *parts)
@@ -47,7 +50,7 @@ class Sequences(AbstractPromptLoss):
         return cls(whole, sets[0].lengths)
 
     @classmethod
-    def require_memory(cls, prompts: AbstractPromptSet, **options: Any) -> None:
+    def require_memory(cls, prompts: AbstractPromptSet | Prompts, **options: Any) -> None:
         tokens = prompts.context + 1
         require_memory(
             4 * 8 * prompts.count * tokens * (prompts.size + prompts.outputs),
@@ -68,7 +71,10 @@ class Sequences(AbstractPromptLoss):
         return jnp.mean(jax.lax.map(of_length, jnp.asarray(self.lengths)))
 
     def admits(self, model: AbstractModel) -> str | None:
-        return misfit(model, self.prompts.inputs.shape[-1], self.prompts.labels.shape[-1])
+        return misfit(model, *self.dims())
+
+    def dims(self) -> tuple[int, int]:
+        return self.prompts.inputs.shape[-1], self.prompts.labels.shape[-1]
 
     def scratch(self) -> int:
         return 8 * sum(leaf.nbytes for leaf in jax.tree.leaves(self.prompts))

@@ -15,8 +15,9 @@ from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, Layers
 from iclflow.results.progress import Progress
+from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.prompt import Prompt
-from iclflow.tasks.prompts import AbstractPromptSet, Prompts, as_sets
+from iclflow.tasks.prompts import AbstractPromptSet, PromptSource, as_sets
 
 
 class ContextStatistic(AbstractStatistic):
@@ -45,14 +46,14 @@ class Statistics(AbstractPromptLoss):
     @classmethod
     def of(
         cls,
-        prompts: Prompts,
+        prompts: PromptSource,
         *,
         lengths: tuple[int, ...] | None = None,
         progress: Progress | None = None,
     ) -> Self:
         """The loss of given prompts, of which Λ̂, β, x_q and y_q are kept.
 
-        - `prompts`: a stacked `Prompt`, a prompt set, or an iterable of stacked batches.
+        - `prompts`: `Prompts`, a stacked `Prompt`, a prompt set, or an iterable of stacked batches.
         - `lengths`: pairs in the prefixes to average over; the set's own, or whole prompts.
         - `progress(done, total)` counts prompts; of an iterable the total is what is done.
 
@@ -62,11 +63,15 @@ class Statistics(AbstractPromptLoss):
         >>> loss.statistic.shape  # three numbers of Λ̂ and two of β, whatever the context is
         (100, 1, 5)
         """
+        count = None
+        if isinstance(prompts, Prompts):
+            cls.require_memory(prompts)
+            count = prompts.count
         sets = as_sets(prompts, lengths)
-        return cls(*gather(sets, ContextStatistic(), cls.require_memory, progress))
+        return cls(*gather(sets, ContextStatistic(), cls.require_memory, progress, count))
 
     @classmethod
-    def require_memory(cls, prompts: AbstractPromptSet, **options: Any) -> None:
+    def require_memory(cls, prompts: AbstractPromptSet | Prompts, **options: Any) -> None:
         require_memory(
             statistics_bytes(prompts, prompts.count),
             f"Λ̂ and β of {prompts.count} sequences",
@@ -94,7 +99,10 @@ class Statistics(AbstractPromptLoss):
 
     def admits(self, model: AbstractModel) -> str | None:
         reason = beyond_layers(model)
-        return reason or misfit(model, self.query.shape[-1], self.target.shape[-1])
+        return reason or misfit(model, *self.dims())
+
+    def dims(self) -> tuple[int, int]:
+        return self.query.shape[-1], self.target.shape[-1]
 
     def scratch(self) -> int:
         return 4 * self.statistic.nbytes + 8 * self.query.nbytes

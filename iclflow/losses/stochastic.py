@@ -44,6 +44,9 @@ class Minibatch(AbstractLoss):
     def admits(self, model: AbstractModel) -> str | None:
         return self.whole.admits(model)
 
+    def dims(self) -> tuple[int, int] | None:
+        return self.whole.dims()
+
     def draw(self, key: PRNGKeyArray) -> AbstractLoss:
         # The largest of random numbers: twenty times faster than permuting all sequences.
         numbers = jax.random.uniform(key, (self.whole.count,), jnp.float32)
@@ -73,7 +76,10 @@ class Fresh(AbstractLoss):
         return self.evaluation(model)
 
     def admits(self, model: AbstractModel) -> str | None:
-        return self.evaluation.admits(model) or misfit(model, self.task.size, self.task.outputs)
+        return self.evaluation.admits(model) or misfit(model, *self.dims())
+
+    def dims(self) -> tuple[int, int]:
+        return self.task.size, self.task.outputs
 
     def draw(self, key: PRNGKeyArray) -> AbstractLoss:
         return Sequences.of(PromptSet(self.task, key, self.size))

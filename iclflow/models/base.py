@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 from iclflow.linalg import contract
 from iclflow.models.kinds import once_a_kind
 from iclflow.results.display import short
-from iclflow.tasks.checks import require_real, require_within
+from iclflow.tasks.checks import require_real, require_size, require_within, shown
 from iclflow.tasks.prompt import Prompt
 
 Pairs = tuple[Float[Array, " H"], Float[Array, "H R D"], Float[Array, "H R D"]]  # v, k, q
@@ -237,6 +237,33 @@ def empty_model(init: AbstractInitialiser) -> AbstractModel:
     zeros = lambda a: jax.device_put(np.zeros(a.shape, a.dtype))  # noqa: E731
     kind = jax.ShapeDtypeStruct
     return jax.tree.map(lambda a: zeros(a) if isinstance(a, kind) else a, shapes)
+
+
+def dims_of(source: Any) -> tuple[int, int]:
+    """(D, O) of what a model is made for; `ValueError` where that does not say them.
+
+    - `source`: a task, prompts or a set of them (whatever has `size` and `outputs`); a loss, or
+      another model (whatever has `dims`); D alone, for one output; or the pair (D, O).
+
+    >>> import iclflow as icl
+    >>> icl.Merged.initialiser(4, heads=2, scale=0.1).size
+    4
+    """
+    known = getattr(source, "dims", None)
+    if callable(known):
+        found = known()
+    elif isinstance(source, tuple):
+        found = source if len(source) == 2 else None
+    elif hasattr(source, "size") and hasattr(source, "outputs"):
+        found = (source.size, source.outputs)
+    else:
+        found = (source, 1) if isinstance(source, int | np.integer) else None
+    if isinstance(found, tuple):
+        return require_size("the number of inputs D", found[0]), require_size("O", found[1])
+    said = shown(source) if not callable(known) else f"a {type(source).__name__} that has none"
+    raise ValueError(
+        f"an initialiser needs the sizes of a task, of prompts or of a loss, or (D, O), got {said}"
+    )
 
 
 def require_scale(name: str, scale: Any) -> Float[Array, ""]:

@@ -4,7 +4,7 @@ The equation numbers (D1), (D2), … are those of the page on depth.
 """
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import equinox as eqx
 import jax
@@ -19,7 +19,6 @@ from iclflow.models.base import (
 )
 from iclflow.models.merged import Merged
 from iclflow.models.separate import Separate
-from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.checks import require_size
 from iclflow.tasks.prompt import Prompt
 
@@ -125,7 +124,7 @@ class Layers(AbstractModel):
     @classmethod
     def initialiser(
         cls,
-        task: AbstractTask,
+        source: Any,
         *,
         layers: int = 2,
         heads: int = 5,
@@ -137,7 +136,7 @@ class Layers(AbstractModel):
 
         Layer 0 is what the one-layer model of the same key is.
 
-        - `task`: says the sizes D and O.
+        - `source`: a task, prompts or a loss, whose sizes D and O these are, or (D, O) itself.
         - `layers`: the number of layers L.
         - `heads`: the number of heads H of each layer.
         - `rank`: the rank R of each head's key-query product; None merges key and query.
@@ -146,10 +145,10 @@ class Layers(AbstractModel):
         """
         layers = require_size("layers", layers)
         if rank is None:
-            inner = Merged.initialiser(task, heads=heads, scale=scale, blocks=Blocks.FROZEN)
+            inner = Merged.initialiser(source, heads=heads, scale=scale, blocks=Blocks.FROZEN)
         else:
             inner = Separate.initialiser(
-                task, heads=heads, rank=rank, scale=scale, blocks=Blocks.FROZEN
+                source, heads=heads, rank=rank, scale=scale, blocks=Blocks.FROZEN
             )
         return LayersInitialiser(inner, layers, tied)
 

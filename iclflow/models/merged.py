@@ -1,6 +1,6 @@
 """Linear attention with merged key and query, ATTN_M (7)(M)."""
 
-from typing import Self
+from typing import Any, Self
 
 import equinox as eqx
 import jax
@@ -8,8 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from iclflow.linalg import contract
-from iclflow.models.base import AbstractAttention, AbstractInitialiser, Blocks, require_scale
-from iclflow.tasks.base import AbstractTask
+from iclflow.models.base import (
+    AbstractAttention,
+    AbstractInitialiser,
+    Blocks,
+    dims_of,
+    require_scale,
+)
 from iclflow.tasks.checks import require_kind, require_real, require_size, require_within
 
 
@@ -47,28 +52,26 @@ class Merged(AbstractAttention):
 
     @classmethod
     def initialiser(
-        cls, task: AbstractTask, *, heads: int, scale: ArrayLike, blocks: Blocks = Blocks.FROZEN
+        cls, source: Any, *, heads: int, scale: ArrayLike, blocks: Blocks = Blocks.FROZEN
     ) -> "MergedInitialiser":
         """key -> `Merged` with vᵢ ~ N(0, w²/H) and U entries ~ N(0, w²/(H D²)) (34).
 
-        - `task`: says the sizes D and O.
+        - `source`: a task, prompts or a loss, whose sizes D and O these are, or (D, O) itself.
         - `heads`: the number of heads H.
         - `scale`: the init scale w, the norm of every layer.
         - `blocks`: whether the zero blocks are trained.
         """
-        task = require_kind("task", task, AbstractTask, "a Task")
         return MergedInitialiser(
             require_scale("scale", scale),
             require_size("heads", heads),
-            task.size,
-            task.outputs,
+            *dims_of(source),
             require_kind("blocks", blocks, Blocks, ""),
         )
 
     @classmethod
     def linear_transformer(
         cls,
-        task: AbstractTask,
+        source: Any,
         *,
         scale: ArrayLike,
         query_scale: ArrayLike | None = None,
@@ -81,16 +84,17 @@ class Merged(AbstractAttention):
         `key_labels` q₂ (which, zero at first, are trained with `Blocks.FULL`; without them ŷ is
         p₂ W Σ̂ q₁ x_q (8)).
 
+        - `source`: says the sizes D and O, which must be equal (see `dims_of`).
         - `scale`, `query_scale`: p₂ = scale · I and q₁ = query_scale · I, equal if omitted.
         - `spread`: standard deviation of Gaussian noise on every entry of both; with scale 0 all
           of the start.
         - `blocks`: whether p₁ and q₂ are trained.
         """
-        task = require_kind("task", task, AbstractTask, "a Task")
-        if task.outputs != task.size:
+        size, outputs = dims_of(source)
+        if outputs != size:
             raise ValueError(
-                f"the linear transformer has as many outputs as inputs, got {task.outputs} and "
-                f"{task.size}; give tasks=Commuting()"
+                f"the linear transformer has as many outputs as inputs, got {outputs} and "
+                f"{size}; give tasks=Commuting()"
             )
         first = require_real("scale", scale, ndim=0)
         second = first if query_scale is None else require_real("query_scale", query_scale, ndim=0)
@@ -100,7 +104,7 @@ class Merged(AbstractAttention):
             scale=first,
             query_scale=second,
             spread=require_scale("spread", spread),
-            size=task.size,
+            size=size,
             blocks=require_kind("blocks", blocks, Blocks, ""),
         )
 

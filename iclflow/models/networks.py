@@ -13,7 +13,6 @@ from iclflow.models.base import AbstractAttention, AbstractInitialiser, Abstract
 from iclflow.models.merged import Merged
 from iclflow.models.separate import Separate
 from iclflow.tasks.prompt import Prompt
-from iclflow.tasks.task import Task
 
 
 def cubic_features(prompt: Prompt) -> Float[Array, "O F"]:
@@ -73,9 +72,9 @@ class MLP(AbstractNetwork):
         return cls(jnp.swapaxes(model.merged, 1, 2).reshape(heads, -1), model.values)
 
     @classmethod
-    def initialiser(cls, task: Task, **options: Any) -> "NetworkInitialiser":
+    def initialiser(cls, source: Any, **options: Any) -> "NetworkInitialiser":
         """key -> `MLP` with the weights that `Merged.initialiser` draws, by its options."""
-        return NetworkInitialiser(Merged.initialiser(task, **options), cls)
+        return NetworkInitialiser(Merged.initialiser(source, **options), cls)
 
     def __call__(self, prompt: Prompt) -> Float[Array, " O"]:
         hidden = self.first @ cubic_features(prompt).T
@@ -111,9 +110,9 @@ class ConvNet(AbstractNetwork):
         return cls(model.keys, model.queries, model.values)
 
     @classmethod
-    def initialiser(cls, task: Task, **options: Any) -> "NetworkInitialiser":
+    def initialiser(cls, source: Any, **options: Any) -> "NetworkInitialiser":
         """key -> `ConvNet` with the weights that `Separate.initialiser` draws, by its options."""
-        return NetworkInitialiser(Separate.initialiser(task, **options), cls)
+        return NetworkInitialiser(Separate.initialiser(source, **options), cls)
 
     def __call__(self, prompt: Prompt) -> Float[Array, " O"]:
         heads, rank, size = self.kernels.shape

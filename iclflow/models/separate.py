@@ -1,6 +1,6 @@
 """Linear attention with separate key and query of rank R, ATTN_S (S)."""
 
-from typing import Self
+from typing import Any, Self
 
 import equinox as eqx
 import jax
@@ -13,9 +13,9 @@ from iclflow.models.base import (
     AbstractInitialiser,
     Blocks,
     Pairs,
+    dims_of,
     require_scale,
 )
-from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.checks import require_kind, require_size
 
 
@@ -72,7 +72,7 @@ class Separate(AbstractAttention):
     @classmethod
     def initialiser(
         cls,
-        task: AbstractTask,
+        source: Any,
         *,
         heads: int,
         rank: int = 1,
@@ -81,19 +81,17 @@ class Separate(AbstractAttention):
     ) -> "SeparateInitialiser":
         """key -> `Separate` with vᵢ ~ N(0, w²/H) and k, q entries ~ N(0, w²/(H R D)) (36).
 
-        - `task`: says the sizes D and O.
+        - `source`: a task, prompts or a loss, whose sizes D and O these are, or (D, O) itself.
         - `heads`: the number of heads H.
         - `rank`: the rank R of each head's key-query product.
         - `scale`: the init scale w, the norm of every layer.
         - `blocks`: whether the zero blocks are trained.
         """
-        task = require_kind("task", task, AbstractTask, "a Task")
         return SeparateInitialiser(
             require_scale("scale", scale),
             require_size("heads", heads),
             require_size("rank", rank),
-            task.size,
-            task.outputs,
+            *dims_of(source),
             require_kind("blocks", blocks, Blocks, ""),
         )
 

@@ -10,7 +10,6 @@ from iclflow.models.base import AbstractAttention, AbstractInitialiser, Abstract
 from iclflow.models.merged import Merged
 from iclflow.models.separate import Separate
 from iclflow.tasks.prompt import Prompt
-from iclflow.tasks.task import Task
 
 
 class Softmax(AbstractModel):
@@ -34,16 +33,17 @@ class Softmax(AbstractModel):
 
     @classmethod
     def initialiser(
-        cls, task: Task, *, rank: int | None = None, **options: Any
+        cls, source: Any, *, rank: int | None = None, **options: Any
     ) -> "SoftmaxInitialiser":
         """key -> softmax of separate or merged attention.
 
+        - `source`: says the sizes D and O (see `dims_of`).
         - `rank`: that of separate attention; merged if omitted.
         - `options`: those of `Separate.initialiser`, or `Merged`'s, which draws the weights.
         """
         if rank is None:
-            return SoftmaxInitialiser(Merged.initialiser(task, **options))
-        return SoftmaxInitialiser(Separate.initialiser(task, rank=rank, **options))
+            return SoftmaxInitialiser(Merged.initialiser(source, **options))
+        return SoftmaxInitialiser(Separate.initialiser(source, rank=rank, **options))
 
     def weights(self) -> dict[str, Array]:
         return self.attention.weights()

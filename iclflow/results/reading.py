@@ -5,13 +5,15 @@ archive that unpacks to more than the memory. Everything foreign that this packa
 through these functions, which refuse such a path at once, in one line that names it.
 """
 
+import functools
+import hashlib
 import io
 import json
 import os
 import re
 import stat
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,6 +60,23 @@ _OTHERS = {
     "a folder": stat.S_ISDIR, "a FIFO": stat.S_ISFIFO, "a device": stat.S_ISCHR,
     "a block device": stat.S_ISBLK, "a socket": stat.S_ISSOCK,
 }  # fmt: skip
+
+
+def digest(paths: Sequence[Path | str]) -> str:
+    """A name for the content of some files: sixteen digits of a SHA-256 over all of them."""
+    found = hashlib.sha256()
+    for path in paths:
+        state = require_regular(str(path).strip()).stat()
+        found.update(_sha256(str(path).strip(), state.st_size, state.st_mtime_ns))
+    return found.hexdigest()[:16]
+
+
+@functools.lru_cache(maxsize=64)
+def _sha256(path: str, size: int, changed: int) -> bytes:
+    """The SHA-256 of a file; its size and time of change say whether it is still the same one."""
+    del size, changed
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def read_bytes(path: Path | str, most: int = SETTINGS) -> bytes:
@@ -157,6 +176,7 @@ class Archive:
         """Read the list of members and their headers."""
         self.path = require_regular(path)
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self.kinds: dict[str, np.dtype] = {}
         self.sizes: dict[str, int] = {}
         try:
             with zipfile.ZipFile(self.path) as archive:
@@ -171,7 +191,7 @@ class Archive:
     def _header(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
         name = entry.filename[:-4]
         with archive.open(entry) as file:
-            shape, kind = _npy_header(io.BytesIO(file.read(2**16)))
+            shape, kind, _ = _npy_header(io.BytesIO(file.read(2**16)))
         needed = int(np.prod(shape, dtype=object)) * kind.itemsize
         if kind.hasobject:
             raise ValueError(f"array {name} holds Python objects, which need pickle: refused")
@@ -179,10 +199,10 @@ class Archive:
             raise ValueError(f"array {name} claims {needed:,} bytes and holds fewer; it is damaged")
         if needed > LARGE and needed > RATIO * entry.compress_size:
             raise ValueError(
-                f"array {name} unpacks {entry.compress_size:,} bytes to {needed:,}, which weights "
-                f"never do; refused"
+                f"array {name} unpacks {entry.compress_size:,} bytes to {needed:,}, which real "
+                f"data never do; refused"
             )
-        self.shapes[name], self.sizes[name] = shape, needed
+        self.shapes[name], self.kinds[name], self.sizes[name] = shape, kind, needed
 
     def read(self, name: str, most: int = ARRAYS) -> np.ndarray:
         """One array, if it has at most `most` bytes."""
@@ -198,14 +218,32 @@ class Archive:
         except Exception as error:  # damaged archives raise almost anything
             raise ValueError(f"{self.path}: array {name} cannot be read ({error})") from None
 
+    def rows(self, name: str, size: int) -> Iterator[np.ndarray]:
+        """The rows of one array, `size` of them at a time; only these are unpacked."""
+        kind, (total, *inner) = self.kinds[name], self.shapes[name]
+        row = int(np.prod(inner)) * kind.itemsize
+        try:
+            with zipfile.ZipFile(self.path) as archive, archive.open(f"{name}.npy") as file:
+                if _npy_header(file)[2] and inner:
+                    raise ValueError("it is stored by columns; save np.ascontiguousarray of it")
+                for begin in range(0, total, size):
+                    count = min(size, total - begin)
+                    content = file.read(count * row)
+                    yield np.frombuffer(content, kind).reshape(count, *inner)
+        except MemoryError:
+            raise
+        except Exception as error:  # damaged archives raise almost anything
+            raise ValueError(f"{self.path}: array {name} cannot be read ({error})") from None
 
-def _npy_header(file: io.BytesIO) -> tuple[tuple[int, ...], np.dtype]:
+
+def _npy_header(file: io.BytesIO | zipfile.ZipExtFile) -> tuple[tuple[int, ...], np.dtype, bool]:
+    """Shape, type, and whether the numbers are stored by columns (Fortran's order)."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
-        shape, _, kind = np.lib.format.read_array_header_1_0(file)
+        shape, columns, kind = np.lib.format.read_array_header_1_0(file)
     else:
-        shape, _, kind = np.lib.format.read_array_header_2_0(file)
-    return shape, kind
+        shape, columns, kind = np.lib.format.read_array_header_2_0(file)
+    return shape, kind, columns
 
 
 def map_array(path: Path | str) -> np.ndarray:

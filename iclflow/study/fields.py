@@ -147,6 +147,9 @@ HEADED = (*LAYERS, "mlp", "conv", *DEEP.values())
 RANKED = ("separate", "softmax-separate", "conv", "layers-separate")
 SEEDS = 2**32  # seeds are whole numbers below
 LONGEST = 10**12  # steps
+OF_PROMPTS = ("lengths", "normaliser")  # what may be said of a task that has given prompts
+# What is said of prompts that are drawn, and of other tasks than that of the training.
+DRAWN = ("sequences", "match", "fresh", "data_seed", "eigen_seed", "test", "test_context", "change")
 EIGEN_SEED = 2  # of eigenvectors, pool and w*, unless another is given
 SMALLEST = 1e-100  # init scale besides 0, whose third power is a normal number
 
@@ -203,6 +206,11 @@ class Fields:
         "auto", MODEL, "train the zero blocks; auto: on finite data",
         choices=("auto", "full", "frozen"), needs=("model", *LAYERS, "linear-transformer"),
     )  # fmt: skip
+    prompts: str | None = option(
+        None, DATA, "your own prompts instead of a task: x [P, N+1, D] and y [P, N+1] in an .npz "
+        "or .nc, or x.npy,y.npy", metavar="FILE",
+    )  # fmt: skip
+    prompts_digest: str | None = option(None, "", "of the file, by which a run knows it again")
     sequences: int | None = option(None, DATA, "omit: population", metavar="P", least=1)
     match: bool = option(False, DATA, "whiten task vectors, centre inputs", needs=("sequences",))
     loss: str = option(
@@ -272,6 +280,7 @@ class Fields:
         if self.dynamics == "flow" and self.time is None:
             raise ValueError("the flow needs an end time t/τ; give time, for example 4000")
         self._require_useful()
+        self._require_own_prompts()
         if self.steps is not None and self.time is not None:
             raise ValueError("steps and time both say when the run ends; give one of them")
         if self.eigen_seed != EIGEN_SEED and not (self.rotate or self.pool or self.fixed_fraction):
@@ -286,7 +295,7 @@ class Fields:
             )
         if self.fresh and self.batch is None:
             raise ValueError("fresh data need a batch size; give batch, for example 512")
-        if self.batch is not None and self.sequences is None and not self.fresh:
+        if self.batch is not None and not self.finite and not self.fresh:
             raise ValueError("batches of what? give a number of sequences, or fresh")
         if self.vary == "data" and self.sequences is None and not self.fresh:
             raise ValueError(
@@ -302,6 +311,34 @@ class Fields:
         for name in ("seed", "data_seed", "eigen_seed"):
             if getattr(self, name) + self.seeds > SEEDS:
                 raise ValueError(f"{name} and seeds together must be at most 2^32")
+
+    @property
+    def finite(self) -> bool:
+        """Whether training is on finitely many prompts, drawn or given."""
+        return self.sequences is not None or self.prompts is not None
+
+    def _require_own_prompts(self) -> None:
+        """Refuse what would say again, or otherwise, what a file of prompts says itself."""
+        if self.prompts is None:
+            if self.prompts_digest is not None:
+                raise ValueError("prompts_digest does nothing without prompts; leave it out")
+            return
+        default = {field.name: field.default for field in dataclasses.fields(self)}
+        for name, (_, about) in described().items():
+            said = about.group == TASK and name not in OF_PROMPTS
+            if (said or name in DRAWN) and getattr(self, name) != default[name]:
+                raise ValueError(
+                    f"{name} does nothing with prompts: {self.prompts} says what is trained on; "
+                    f"leave one of them out"
+                )
+        if self.vary != "weights":
+            raise ValueError(f"vary {self.vary}: the prompts are given; vary weights")
+        if self.loss in ("draws", "population"):
+            raise ValueError(f"given prompts have no {self.loss}; leave loss out")
+        if self.prompts_digest is None:
+            from iclflow.results.reading import digest  # NumPy: only when there is a file
+
+            object.__setattr__(self, "prompts_digest", digest(self.prompts.split(",")))
 
     def _require_useful(self) -> None:
         """Refuse what was set and would do nothing."""

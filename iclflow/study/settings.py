@@ -1,6 +1,7 @@
 """One experiment stated in plain values: a TOML file or the command line writes it."""
 
 import dataclasses
+import functools
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,11 +31,12 @@ from iclflow.models.registry import MODELS
 from iclflow.results.choices import require_choice
 from iclflow.results.netcdf import opened
 from iclflow.results.progress import Progress
-from iclflow.results.reading import parse_json, read_text
+from iclflow.results.reading import digest, parse_json, read_text
 from iclflow.runs.cost import COPIES
 from iclflow.study.fields import Fields, from_names, variant
 from iclflow.tasks.commuting import Commuting
 from iclflow.tasks.inputs import INPUTS, named_inputs
+from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.spectra import named_spectrum
 from iclflow.tasks.task import Task
@@ -46,8 +48,17 @@ SMALL = 2**26  # bytes of weights that are recorded without being asked for
 
 def task_size(fields: Fields) -> int:
     """D."""
+    if fields.prompts is not None:
+        return _size_of_prompts(fields.prompts, fields.prompts_digest)
     named = isinstance(fields.spectrum, str)
     return (fields.dim or 1) if named else len(fields.spectrum)
+
+
+@functools.lru_cache(maxsize=64)
+def _size_of_prompts(path: str, digest: str | None) -> int:
+    """D of a file of prompts, whose content the digest names."""
+    del digest
+    return Prompts.load(path).size
 
 
 def weight_count(fields: Fields) -> int:
@@ -74,7 +85,7 @@ def require_room(fields: Fields) -> None:
     require_memory(8 * 30 * size**2, f"inputs of {size} dimensions", "give fewer (dim)")
     if fields.fixed_fraction > 0 or fields.blocks == "full":
         features = size * (size + 1) * (size + 2) // 2
-        if fields.sequences is None:
+        if not fields.finite:
             require_memory(80 * features**2, f"moments of {features} features", "give fewer (dim)")
     require_memory(
         8 * COPIES * weights, f"{fields.heads} heads of rank {fields.rank}", "give fewer"
@@ -140,6 +151,8 @@ class Settings(Fields):
         found = {} if file is None else _stated(Path(file))
         if "steps" in given or "time" in given:  # two ways to say when a run ends: the given wins
             found = {name: value for name, value in found.items() if name not in ("steps", "time")}
+        if "prompts" in given:  # another file than that of the run has another digest
+            found.pop("prompts_digest", None)
         settings = cls(**{**found, **given})
         require_room(settings)
         return settings
@@ -151,8 +164,27 @@ class Settings(Fields):
         require_room(settings)
         return settings
 
+    def source(self, seed_offset: int = 0) -> Task | Prompts:
+        """What is trained on: the given prompts, or the task; `seed_offset` as in `task`."""
+        if self.prompts is None:
+            return self.task(seed_offset)
+        found = Prompts.load(
+            self.prompts, lengths=self.lengths, normaliser=Normaliser(self.normaliser)
+        )
+        if digest(self.prompts.split(",")) != self.prompts_digest:
+            raise ValueError(
+                f"{self.prompts} is not the file that this run was trained on, or was changed "
+                f"since; give the prompts again"
+            )
+        return found
+
     def task(self, seed_offset: int = 0) -> Task:
         """The task; `seed_offset` changes the eigenvectors."""
+        if self.prompts is not None:
+            raise ValueError(
+                f"this needs a task whose law is known, and {self.prompts} holds prompts of any "
+                f"law; state the task, for example --spectrum 0.4,0.3,0.2,0.1"
+            )
         if isinstance(self.spectrum, str):
             if self.dim is None:
                 raise ValueError(
@@ -212,8 +244,8 @@ class Settings(Fields):
         fixed = fixed * jnp.sqrt(size) / jnp.linalg.norm(fixed)
         return Mixture(law, fixed, fraction=self.fixed_fraction)
 
-    def initialiser(self, task: Task) -> AbstractInitialiser:
-        """The initialiser of the model, at scale `scale`."""
+    def initialiser(self, source: Task | Prompts) -> AbstractInitialiser:
+        """The initialiser of the model, at scale `scale`, for what is trained on."""
         kind = MODELS[self.model]
         given = {
             "heads": self.heads,
@@ -223,7 +255,7 @@ class Settings(Fields):
             "tied": self.tied,
         }
         options = {name: given[name] for name in kind.options}
-        return kind.initialiser(task, scale=self.scale, **options)
+        return kind.initialiser(source, scale=self.scale, **options)
 
     def zero_blocks(self) -> Blocks | None:
         """Whether the zero blocks are trained: as asked, else on finite data; None without any."""
@@ -231,19 +263,19 @@ class Settings(Fields):
             return None
         if self.blocks != "auto":
             return Blocks(self.blocks)
-        finite = self.sequences is not None or self.fixed_fraction > 0
-        return Blocks.FULL if finite else Blocks.FROZEN
+        return Blocks.FULL if self.finite or self.fixed_fraction > 0 else Blocks.FROZEN
 
-    def choice(self, task: Task) -> Choice:
+    def choice(self, source: Task | Prompts) -> Choice:
         """The level of exactness, selected or as asked."""
-        model = empty_model(self.initialiser(task))
+        model = empty_model(self.initialiser(source))
         if self.batch is not None and self.loss in ("moments", "draws", "population"):
             raise ValueError(f"minibatches need single sequences, which {self.loss} do not keep")
         if self.loss == "population" and self.sequences is not None:
             raise ValueError("the population has no number of sequences; leave sequences out")
-        if self.loss not in ("auto", "draws", "population") and self.sequences is None:
+        if self.loss not in ("auto", "draws", "population") and not self.finite:
             raise ValueError(f"the level {self.loss!r} needs a number of sequences")
-        automatic = select(task, model, self.sequences)
+        count = source.count if isinstance(source, Prompts) else self.sequences
+        automatic = select(source, model, count)
         if self.loss == "auto":
             if self.batch is None or automatic.level != "moments":
                 return automatic
@@ -254,13 +286,21 @@ class Settings(Fields):
         return Choice(self.loss, "as asked", automatic.features)
 
     def build_loss(
-        self, task: Task, choice: Choice, seed_offset: int = 0, progress: Progress | None = None
+        self,
+        source: Task | Prompts,
+        choice: Choice,
+        seed_offset: int = 0,
+        progress: Progress | None = None,
     ) -> AbstractLoss:
-        """The training loss, sampled with the data seed."""
-        key = jax.random.key(self.data_seed + seed_offset)
-        loss = choice.build(task, self.sequences, key, matched=self.match, progress=progress)
+        """The training loss, of given prompts or sampled with the data seed."""
+        if isinstance(source, Prompts):
+            loss = choice.of(source, progress=progress)
+        else:
+            key = jax.random.key(self.data_seed + seed_offset)
+            loss = choice.build(source, self.sequences, key, matched=self.match, progress=progress)
         if self.fresh:
-            loss = Fresh(task=task, evaluation=loss, size=int(self.batch or 1))
+            assert isinstance(source, Task)  # given prompts are refused beside fresh ones
+            loss = Fresh(task=source, evaluation=loss, size=int(self.batch or 1))
         elif self.batch is not None:
             loss = Minibatch(loss, self.batch)  # pyright: ignore
         if self.change is None:

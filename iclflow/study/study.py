@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from iclflow.dynamics import AbstractDynamics, Descent
-from iclflow.losses import AbstractLoss, AbstractPromptLoss
+from iclflow.losses import AbstractLoss, AbstractPromptLoss, Minibatch
 from iclflow.losses.select import Choice
 from iclflow.measures import first_crossings
 from iclflow.models import (
@@ -31,6 +31,7 @@ from iclflow.runs.testing import TEST_LOSS, Tests, population_of
 from iclflow.study.fields import DEEP, LONGEST
 from iclflow.study.settings import SMALL, Settings
 from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.task import ContextLabels, Task
 
 STEPS = 10_001  # where the theory predicts no end
@@ -46,7 +47,7 @@ class Study:
     """What the settings say, built once."""
 
     settings: Settings
-    task: Task
+    source: Task | Prompts
     init: AbstractInitialiser
     choice: Choice
     loss: AbstractLoss
@@ -55,14 +56,19 @@ class Study:
 
     @classmethod
     def of(cls, settings: Settings, progress: Progress | None = None) -> "Study":
-        """Build task, loss, initialiser and dynamics; sampling reports to `progress`."""
-        task = settings.task()
-        init = settings.initialiser(task)
-        choice = settings.choice(task)
-        loss = settings.build_loss(task, choice, progress=progress)
+        """Build source, loss, initialiser and dynamics; sampling reports to `progress`."""
+        source = settings.source()
+        init = settings.initialiser(source)
+        choice = settings.choice(source)
+        loss = settings.build_loss(source, choice, progress=progress)
         dynamics = settings.build_dynamics(loss, init)
-        tests = tests_of(settings, task, init)
-        return cls(settings, task, init, choice, loss, dynamics, tests)
+        tests = tests_of(settings, source, init)
+        return cls(settings, source, init, choice, loss, dynamics, tests)
+
+    @property
+    def task(self) -> Task:
+        """The task; `ValueError` in one line where given prompts stand for it."""
+        return self.source if isinstance(self.source, Task) else self.settings.task()
 
     def run(self, progress: Progress | None = None, store: Path | str | None = None) -> xr.Dataset:
         """Train all seeds; `store` is a folder from which the same run goes on."""
@@ -70,8 +76,8 @@ class Study:
 
         def other(key: Any) -> AbstractLoss:
             offset = int(jax.random.key_data(key)[-1]) - settings.seed  # it is the key of a seed
-            task = settings.task(offset) if vary is Vary.ALL else self.task
-            return settings.build_loss(task, self.choice, offset)
+            source = settings.task(offset) if vary is Vary.ALL else self.source
+            return settings.build_loss(source, self.choice, offset)
 
         return sweep(
             self.loss if vary is Vary.WEIGHTS else other,
@@ -93,11 +99,10 @@ class Study:
         """Predicted drop times t/τ of the first seeds; empty where no theory covers the study."""
         if self.settings.scale == 0 or not self.dynamics.keeps_time:
             return np.zeros(0)
-        if self.settings.fixed_fraction > 0 or self.task.outputs > 1 or self.settings.change:
+        if self.settings.fixed_fraction > 0 or self.source.outputs > 1 or self.settings.change:
             return np.zeros(0)
         seeds = range(self.settings.seed, self.settings.seed + self.settings.seeds)[:PREDICTED]
-        models = [model for _, model in self._starts(seeds)]
-        pairs = zip(self._sources(seeds), models, strict=True)
+        pairs = zip(self.sources(seeds), self._starts(seeds), strict=True)
         times = [theory_times(source, model) for source, model in pairs]
         return np.unique(np.concatenate(times))
 
@@ -176,53 +181,69 @@ class Study:
         return (*found, "weights") if small else found
 
     def levels(self) -> np.ndarray:
-        """The plateau losses L(M_m) of the task; empty where the theory does not cover it."""
-        from iclflow.theory.predict import covered_levels
+        """The plateau losses of the task, or of given prompts; empty where theory has none."""
+        from iclflow.theory.drops.quadratic import not_quadratic
+        from iclflow.theory.predict import covered_levels, visited_levels
 
         if self.settings.change:  # the plateaus are those of one task
             return np.zeros(0)
-        return covered_levels(self.task, empty_model(self.init))
+        model = empty_model(self.init)
+        if isinstance(self.source, Task):
+            return covered_levels(self.source, model)
+        loss = self._reported
+        return np.zeros(0) if not_quadratic(loss) else visited_levels(loss, model)
+
+    @property
+    def _reported(self) -> AbstractLoss:
+        """The loss of all prompts, from which a stochastic loss draws its batches."""
+        return self.loss.whole if isinstance(self.loss, Minibatch) else self.loss
 
     def prediction(self, runs: xr.Dataset) -> "Comparison | None":
         """The theory from the same initial weights, where it covers the study."""
-        if self.settings.fixed_fraction > 0 or self.task.outputs > 1 or not is_timed(runs):
+        if self.settings.fixed_fraction > 0 or self.source.outputs > 1 or not is_timed(runs):
             return None
         if self.settings.change:  # the theory is of one loss
             return None
         seeds = runs["seed"].values.tolist()
-        models = [model for _, model in self._starts(seeds)]
-        return compare(self._sources(seeds), models, runs)
+        return compare(self.sources(seeds), self._starts(seeds), runs)
 
-    def _sources(self, seeds: Iterable[int]) -> Iterator[Any]:
-        """What the theory of each seed is of: the prompts it was trained on, or the population."""
+    def sources(self, seeds: Iterable[int]) -> Iterator[Any]:
+        """What the theory of each seed is of: the prompts it was trained on, or the population.
+
+        Training on batches of prompts has the theory of all of them.
+        """
         vary, settings = Vary(self.settings.vary), self.settings
-        sampled = settings.sequences is not None and isinstance(self.loss, AbstractPromptLoss)
+        sampled = settings.finite and isinstance(self._reported, AbstractPromptLoss)
         for seed in seeds:
             offset = int(seed) - settings.seed
-            task = settings.task(offset) if vary is Vary.ALL else self.task
-            if not sampled or vary is Vary.WEIGHTS:
-                yield self.loss if sampled else task
+            source = settings.task(offset) if vary is Vary.ALL else self.source
+            if not sampled:
+                yield source
+            elif vary is Vary.WEIGHTS:
+                yield self._reported
             else:
-                yield settings.build_loss(task, self.choice, offset)
+                loss = settings.build_loss(source, self.choice, offset)
+                yield loss.whole if isinstance(loss, Minibatch) else loss
 
-    def _starts(self, seeds: Iterable[int]) -> Iterator[tuple[Task, AbstractModel]]:
-        """The task and the initial weights of each seed."""
-        settings, vary = self.settings, Vary(self.settings.vary)
-        for offset, seed in enumerate(seeds):
-            task = settings.task(offset) if vary is Vary.ALL else self.task
-            number = settings.seed if vary is Vary.DATA else int(seed)
-            yield task, draw_model(self.init, jax.random.key(number))
+    def _starts(self, seeds: Iterable[int]) -> Iterator[AbstractModel]:
+        """The initial weights of each seed."""
+        for seed in seeds:
+            number = self.settings.seed if self.settings.vary == "data" else int(seed)
+            yield draw_model(self.init, jax.random.key(number))
 
     def title(self) -> str:
         """One line that names the experiment."""
         s = self.settings
         rank = f", R = {s.rank}" if "separate" in s.model or s.model == "conv" else ""
         data = "population" if s.sequences is None else f"P = {s.sequences:,}"
-        heads = "" if self.task.outputs > 1 else f", H = {s.heads}"
+        if isinstance(self.source, Prompts):
+            data = f"P = {self.source.count:,} of {s.prompts}"
+        heads = "" if s.model == "linear-transformer" else f", H = {s.heads}"
         depth = ""
         if s.model in DEEP.values():
             depth = f", L = {s.layers or 2}{' tied' if s.tied else ''}"
-        return f"{s.model}, D = {self.task.size}, N = {s.context}{depth}{heads}{rank}, {data}"
+        sizes = f"D = {self.source.size}, N = {self.source.context}"
+        return f"{s.model}, {sizes}{depth}{heads}{rank}, {data}"
 
     def summary(self, runs: xr.Dataset, theory: "Comparison | None" = None) -> dict[str, Any]:
         """Numbers of the runs, ready for JSON."""
@@ -261,9 +282,16 @@ class Study:
         }
 
 
-def tests_of(settings: Settings, task: Task, init: AbstractInitialiser) -> dict[str, Any]:
+def tests_of(
+    settings: Settings, source: Task | Prompts, init: AbstractInitialiser
+) -> dict[str, Any]:
     """What a study measures that its training loss does not know of: name -> recorder."""
     tests: dict[str, Any] = {}
+    if isinstance(source, Prompts):
+        if "population_loss" in (settings.record or ()):
+            raise ValueError("given prompts have no population_loss; leave it out of record")
+        return tests
+    task = source
     if settings.fixed_fraction > 0:
         labels = ContextLabels(settings.in_weight_test)
         tests["in_context_loss"] = test_loss(task.in_context(), init)

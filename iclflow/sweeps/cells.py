@@ -16,13 +16,14 @@ from iclflow.runs.simulate import SAVES
 from iclflow.study.fields import TASK, described
 from iclflow.study.settings import Settings, task_size
 from iclflow.study.study import Study, tests_of
+from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.task import Task
 
 KEPT = 512  # tasks, losses and rates
 FEW = 64  # prompts that a loss is drawn from to count the operations of its step
 # The fields that each of them is made of.
 OF_TASK = (*(n for n, (_, about) in described().items() if about.group == TASK), "model")
-OF_TASK += ("eigen_seed",)
+OF_TASK += ("eigen_seed", "prompts", "prompts_digest")
 OF_LOSS = (*OF_TASK, "heads", "rank", "blocks", "sequences", "match", "loss", "batch", "fresh")
 OF_LOSS += ("data_seed", "change")
 OF_INIT = (*OF_TASK, "heads", "rank", "scale", "blocks", "sequences")
@@ -38,26 +39,28 @@ class StudyCache:
 
     def study(self, settings: Settings) -> Study:
         """The study of settings, as `Study.of` makes it."""
-        task = self.task(settings)
-        init = self._once("init", OF_INIT, settings, 0, lambda: settings.initialiser(task))
-        choice = self._once("choice", OF_LOSS, settings, 0, lambda: settings.choice(task))
-        loss = self.loss(settings, task, choice)
+        source = self.source(settings)
+        init = self._once("init", OF_INIT, settings, 0, lambda: settings.initialiser(source))
+        choice = self._once("choice", OF_LOSS, settings, 0, lambda: settings.choice(source))
+        loss = self.loss(settings, source, choice)
         # The default rate, which is measured, depends on the kind of the weights, not on the start.
         dynamics = self._once(
             "dynamics", OF_DYNAMICS, settings, 0, lambda: settings.build_dynamics(loss, init)
         )
-        tests = tests_of(settings, task, init)
-        return Study(settings, task, init, choice, loss, dynamics, tests)
+        tests = tests_of(settings, source, init)
+        return Study(settings, source, init, choice, loss, dynamics, tests)
 
-    def task(self, settings: Settings, offset: int = 0) -> Task:
-        """The task of settings, for a seed `offset` after the first where tasks vary."""
-        return self._once("task", OF_TASK, settings, offset, lambda: settings.task(offset))
+    def source(self, settings: Settings, offset: int = 0) -> Task | Prompts:
+        """What settings train on, for a seed `offset` after the first where tasks vary."""
+        return self._once("source", OF_TASK, settings, offset, lambda: settings.source(offset))
 
-    def loss(self, settings: Settings, task: Task, choice: Any, offset: int = 0) -> AbstractLoss:
+    def loss(
+        self, settings: Settings, source: Task | Prompts, choice: Any, offset: int = 0
+    ) -> AbstractLoss:
         """The loss of settings."""
         names = (*OF_LOSS, "vary")
         return self._once(
-            "loss", names, settings, offset, lambda: settings.build_loss(task, choice, offset)
+            "loss", names, settings, offset, lambda: settings.build_loss(source, choice, offset)
         )
 
     def point(self, settings: Settings) -> Point:
@@ -69,17 +72,17 @@ class StudyCache:
 
     def outline(self, settings: Settings) -> Outline:
         """The point of few prompts, and without measuring a rate that is not needed."""
-        task = settings.task()
-        init = settings.initialiser(task)
-        choice = settings.choice(task)
+        source = settings.source()
+        init = settings.initialiser(source)
+        choice = settings.choice(source)
         prompts = settings.sequences or 0
         few = min(prompts or FEW, max(FEW, 2 * (settings.batch or 0)))
         small = dataclasses.replace(settings, sequences=few if prompts else None)
-        loss = small.build_loss(task, choice)
+        loss = small.build_loss(source, choice)
         if settings.rate is None and settings.time is None and settings.dynamics != "flow":
             small = dataclasses.replace(small, rate=1e-3)
-        tests = tests_of(settings, task, init)
-        study = Study(small, task, init, choice, loss, small.build_dynamics(loss, init), tests)
+        tests = tests_of(settings, source, init)
+        study = Study(small, source, init, choice, loss, small.build_dynamics(loss, init), tests)
         by_prompt = choice.level in ("sequences", "features") and settings.batch is None
         more = prompts / few if by_prompt and prompts else 1.0
         drawn = prompts * (settings.context + 1) * task_size(settings)
@@ -88,8 +91,10 @@ class StudyCache:
     def _point(self, study: Study) -> Point:
         settings, vary = study.settings, Vary(study.settings.vary)
 
-        def source(seed: int) -> Task:
-            return self.task(settings, seed - settings.seed) if vary is Vary.ALL else study.task
+        def source(seed: int) -> Any:
+            if isinstance(study.source, Prompts):
+                return next(study.sources([seed]))
+            return self.source(settings, seed - settings.seed) if vary is Vary.ALL else study.source
 
         def loss(seed: int) -> AbstractLoss:
             if vary is Vary.WEIGHTS:

@@ -139,7 +139,7 @@ class Design(AbstractCells):
         """What cells of one compiled program share, as far as the settings tell."""
         settings = self.settings(place)
         shared = tuple(getattr(settings, name) for name in OF_PROGRAM)
-        return (*shared, task_size(settings), settings.sequences is None)
+        return (*shared, task_size(settings), settings.finite)
 
     def losses(self, place: tuple[int, ...]) -> Hashable:
         """The settings that a loss is made of."""

@@ -1,20 +1,26 @@
 """Will training get there? The law of the drop times over starts, from theory, against a budget."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import numpy as np
 
 from iclflow.dynamics import stable_rate
+from iclflow.losses import Moments, ReducedFeatures
 from iclflow.measures import first_crossings
 from iclflow.models import AbstractModel, draw_model, draw_models, empty_model
 from iclflow.results.progress import Progress
 from iclflow.runs.summaries import theory_times
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
+from iclflow.tasks.own_prompts import Prompts
+from iclflow.tasks.prompt import Normaliser
+from iclflow.tasks.task import Task
 from iclflow.theory.drops.limit import many_escapes
-from iclflow.theory.predict import covered_levels
+from iclflow.theory.drops.quadratic import Quadratic
+from iclflow.theory.predict import covered_levels, visited_levels
 
 STARTS, FEW = 1000, 64  # starts behind a law: where they are computed together, and one by one
 ROUGH = 16  # of them, for what else would do
@@ -45,26 +51,40 @@ def law(settings: Settings, starts: int = STARTS, few: int = FEW) -> Law:
 
     `starts` where they are computed together, `few` where one by one.
     """
-    task = settings.task()
-    init = settings.initialiser(task)
-    levels = covered_levels(task, empty_model(init))
+    source = settings.source()
+    init = settings.initialiser(source)
+    if isinstance(source, Prompts):
+        about = (settings.prompts, settings.prompts_digest, settings.lengths, settings.normaliser)
+        known = _moments(*about)
+        levels = visited_levels(known, empty_model(init))
+    else:
+        known, levels = source, covered_levels(source, empty_model(init))
     if len(levels) < 2:
         raise ValueError(f"no theory predicts the drops of {settings.model} on this task")
     seeds = range(settings.seed, settings.seed + starts)
-    if settings.model in SEPARATE and (settings.rank == 1 or few == ROUGH):
+    together = settings.model in SEPARATE and (settings.rank == 1 or few == ROUGH)
+    if isinstance(known, Task) and together:
         try:
-            found = many_escapes(task, draw_models(init, seeds)).times
+            found = many_escapes(known, draw_models(init, seeds)).times
             return Law(found, "Jumps: vanishing initial weights")
         except ValueError:  # equal modes
             pass
     times = np.full((few, len(levels) - 1), np.inf)
     for row, seed in zip(times, seeds[:few], strict=True):
         model: AbstractModel = draw_model(init, jax.random.key(seed))
-        found = theory_times(task, model)
+        found = theory_times(known, model)
         row[: len(found)] = found[: len(row)]
     if np.isinf(times).all():
         raise ValueError(f"no theory predicts the drops of {settings.model} on this task")
     return Law(times, "predict: small initial weights")
+
+
+@functools.lru_cache(maxsize=1)
+def _moments(path: str, digest: str, lengths: tuple[int, ...] | None, normaliser: str) -> Quadratic:
+    """What the theory needs of a file of prompts: read once for all numbers of heads."""
+    del digest
+    prompts = Prompts.load(path, lengths=lengths, normaliser=Normaliser(normaliser))
+    return Quadratic.of(Moments.of(prompts, features=ReducedFeatures()))
 
 
 def plan(settings: Settings, probability: float) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from iclflow.linalg import symmetric_power
 from iclflow.tasks.base import AbstractTask, Place
 from iclflow.tasks.checks import require_lengths, require_size
+from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.prompt import Prompt, map_prefixes
 from iclflow.tasks.task import Draw, require_task
 from iclflow.tasks.task_vectors import Normal
@@ -108,18 +109,21 @@ class StackedPrompts(AbstractPromptSet):
         return self.stacked
 
 
-Prompts = Prompt | AbstractPromptSet | Iterable[Prompt]  # what a loss can be made of
+# What a loss can be made of.
+PromptSource = Prompt | AbstractPromptSet | Prompts | Iterable[Prompt]
 
 
 def as_sets(
-    prompts: Prompts, lengths: tuple[int, ...] | None = None
+    prompts: PromptSource, lengths: tuple[int, ...] | None = None
 ) -> Iterator[AbstractPromptSet]:
-    """One set for stacked prompts, one a batch for an iterable of them; `ValueError` if unfit."""
+    """One set for stacked prompts, one per batch of an iterable of them; `ValueError` if unfit."""
+    if isinstance(prompts, AbstractPromptSet | Prompts) and lengths is not None:
+        raise ValueError(f"these prompts have their own lengths {prompts.lengths}, got {lengths}")
     if isinstance(prompts, AbstractPromptSet):
-        if lengths is not None:
-            raise ValueError(f"a prompt set has its own lengths {prompts.lengths}, got {lengths}")
         yield prompts
         return
+    if isinstance(prompts, Prompts):
+        lengths = prompts.lengths
     first = None
     for batch in [prompts] if isinstance(prompts, Prompt) else prompts:
         if not isinstance(batch, Prompt):

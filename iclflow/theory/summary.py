@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from iclflow.losses import Population
+from iclflow.losses import AbstractLoss, AbstractPromptLoss, Population
 from iclflow.tasks.task import Task
 from iclflow.theory.algorithms.bayes import bayes_loss
 from iclflow.theory.algorithms.linear import gradient_step, least_squares, zero_predictor
 from iclflow.theory.algorithms.monte_carlo import Estimate, monte_carlo_loss
 from iclflow.theory.algorithms.regression import OrdinaryLeastSquares, Ridge
-from iclflow.theory.drops.one_drop import paper_merged_duration
-from iclflow.theory.drops.staircase import Staircase
+from iclflow.theory.drops.quadratic import Quadratic
+from iclflow.theory.drops.staircase import Staircase, saddle_levels
 from iclflow.theory.fixed_points.levels import (
     conspicuous_plateaus,
     fixed_point_count,
@@ -92,7 +92,28 @@ def algorithm_losses(task: Task, population: Population) -> dict[str, Any]:
     }
 
 
-def start_summary(found: Prediction, task: Task, scale: float) -> dict[str, Any]:
+def prompts_summary(loss: AbstractPromptLoss) -> dict[str, Any]:
+    """What the theory says of given prompts: the plateaus of linear attention, and how far it gets.
+
+    Nothing is known of their law, so that no algorithm but those that are linear in β x_qᵀ has a
+    loss here: zero, M = η I with the best η (one step of gradient descent in context), and the best
+    M of all (least squares over the prompts).
+    """
+    quadratic = Quadratic.of(loss)
+    levels = saddle_levels(quadratic)
+    identity = np.eye(quadratic.size)
+    step = np.trace(quadratic.cross) ** 2 / np.sum(identity * quadratic.curved(identity))
+    return {
+        "plateau_losses": levels.tolist(),
+        "drop_sizes": (-np.diff(levels)).tolist(),
+        "gains": np.linalg.svd(quadratic.cross, compute_uv=False).tolist(),
+        "zero_loss": quadratic.power,
+        "gradient_step_loss": quadratic.power - float(step),
+        "least_squares_loss": float(quadratic.loss(quadratic.least_squares)),
+    }
+
+
+def start_summary(found: Prediction, source: Task | AbstractLoss, scale: float) -> dict[str, Any]:
     """When the drops come from given initial weights, beside the paper's own estimates."""
     common = {
         "drop_times": found.times.tolist(),
@@ -104,7 +125,7 @@ def start_summary(found: Prediction, task: Task, scale: float) -> dict[str, Any]
     }
     stairs = found.details
     if not isinstance(stairs, Staircase):
-        paper = paper_merged_duration(Population(task), scale)
+        paper = -np.log(scale) / np.linalg.norm(Quadratic.of(source).cross)  # (51)
         return common | {"paper_durations": [float(paper)]}
     return common | {
         "durations": stairs.durations.tolist(),

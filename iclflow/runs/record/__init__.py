@@ -4,6 +4,7 @@ from iclflow.runs.record.after import CURVATURE_TIMES as CURVATURE_TIMES
 from iclflow.runs.record.after import TOP_EIGENVALUES as TOP_EIGENVALUES
 from iclflow.runs.record.after import measure_after as measure_after
 from iclflow.runs.record.fixed_points import FixedPointDistance as FixedPointDistance
+from iclflow.runs.record.fixed_points import PlateauDistance as PlateauDistance
 from iclflow.runs.record.quantities import QUANTITIES as QUANTITIES
 from iclflow.runs.record.quantities import OfModel as OfModel
 from iclflow.runs.record.quantities import Quantity as Quantity

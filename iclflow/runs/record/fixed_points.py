@@ -4,9 +4,10 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from iclflow.losses import Population
+from iclflow.losses import AbstractLoss, Population
 from iclflow.models import AbstractLinearModel, AbstractModel
 from iclflow.tasks.task import Task
 
@@ -63,6 +64,50 @@ class FixedPointDistance(eqx.Module):
         change = weights - point
         squared = jnp.sum(change * (modes.second @ change @ modes.covariance))
         return jnp.sqrt(jnp.maximum(squared, 0.0))
+
+
+class PlateauDistance(eqx.Module):
+    """model ↦ (E(ŷ - ŷ_m)²)^(1/2) for the nearest plateau of given prompts, their mean for E.
+
+    Prompts have no index sets of modes. The plateaus are those of heads that come one by one from
+    vanishing weights (Q4), the last of them least squares; a model is compared with those that it
+    visits. Of a model with trained zero blocks only the reduced weights count.
+
+    - `plateaus`: their effective weights, vec M.
+    - `operator`: 𝓗 on vec M.
+
+    >>> import jax, iclflow as icl
+    >>> from iclflow.runs.record import PlateauDistance
+    >>> loss = icl.Moments.sample(icl.Task([0.6, 0.3], context=31), 500, jax.random.key(0))
+    >>> start = icl.Separate.initialiser(loss, heads=3, scale=1e-3)(jax.random.key(0))
+    >>> bool(PlateauDistance.of(loss)(start) < 1e-8)  # the first plateau is M = 0
+    True
+    """
+
+    plateaus: Float[Array, "n E"]
+    operator: Float[Array, "E E"]
+
+    @classmethod
+    def of(cls, loss: AbstractLoss) -> "PlateauDistance":
+        """The distance to the plateaus of a loss of prompts with one output."""
+        from iclflow.theory.drops.quadratic import Quadratic
+        from iclflow.theory.drops.staircase import saddle_weights
+
+        quadratic = Quadratic.of(loss).dense()
+        found = saddle_weights(quadratic)
+        if len(found) <= quadratic.size:
+            found = np.concatenate([found, quadratic.least_squares[None]])
+        assert quadratic.operator is not None
+        return cls(jnp.asarray(found.reshape(len(found), -1)), jnp.asarray(quadratic.operator))
+
+    def __call__(self, model: AbstractModel) -> Float[Array, ""]:
+        if not isinstance(model, AbstractLinearModel):
+            raise ValueError(f"the plateaus are those of linear models, not {_name(model)}")
+        last = len(self.plateaus) - 1
+        visited = jnp.asarray(model.visits(last) or range(last + 1))
+        change = model.reduced_weights()[0, 0].reshape(1, -1) - self.plateaus[visited]
+        squares = jnp.sum(change * (change @ self.operator), axis=1)
+        return jnp.sqrt(jnp.maximum(jnp.min(squares), 0.0))
 
 
 def _name(model: AbstractModel) -> str:

@@ -12,11 +12,11 @@ from jaxtyping import Array, Float
 
 from iclflow.dynamics import AbstractDynamics
 from iclflow.dynamics.base import Recorder
-from iclflow.losses import AbstractLoss, Population
+from iclflow.losses import AbstractLoss, AbstractPromptLoss, Minibatch, Population
 from iclflow.models import AbstractAttention, AbstractModel
 from iclflow.results.choices import require_choice
 from iclflow.runs.record.after import CURVATURE, conserved
-from iclflow.runs.record.fixed_points import FixedPointDistance
+from iclflow.runs.record.fixed_points import FixedPointDistance, PlateauDistance
 
 # What a run may be asked to record: names, functions (model, loss) -> arrays, or a mapping of
 # names to either, or to a loss (a test loss, evaluated on the model).
@@ -153,10 +153,15 @@ def _itself(model: AbstractModel, loss: AbstractLoss) -> AbstractModel:
     return model
 
 
-def _fixed_point_distance(loss: AbstractLoss | None) -> FixedPointDistance:
-    if not isinstance(loss, Population) or isinstance(loss.second, Tracer):
+def _fixed_point_distance(loss: AbstractLoss | None) -> FixedPointDistance | PlateauDistance:
+    whole = loss.whole if isinstance(loss, Minibatch) else loss
+    traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(whole))
+    if isinstance(whole, AbstractPromptLoss) and not traced:
+        return PlateauDistance.of(whole)
+    if not isinstance(loss, Population) or traced:
         raise ValueError(
-            "fixed_point_distance needs the population of a task; train on Population(task), or "
+            "fixed_point_distance needs the population of a task, or one set of prompts for all "
+            "runs; train on Population(task), or "
             'record {"fixed_point_distance": OfModel(FixedPointDistance.of(task))}'
         )
     return FixedPointDistance.of(loss)

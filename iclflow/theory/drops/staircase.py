@@ -460,16 +460,24 @@ def _crossing(flow: HeadFlow, course: Any, middle: float, low: float, high: floa
 def saddle_levels(quadratic: Quadratic) -> Float[np.ndarray, " n"]:
     """The losses of the plateaus of heads that come one by one from vanishing weights (Q4).
 
-    For a population they are E[y²] - Σ σ_s² (24). In a sample there is no closed form: a head
-    starts along the leading singular vectors of R, and where it and the others come to rest is the
-    next plateau. The last one is least squares.
+    For a population they are E[y²] - Σ σ_s² (24), else those of `saddle_weights`.
     """
     if quadratic.factors is not None:
         roots = [_inverse_root(a) for a in quadratic.factors]
         sizes = np.linalg.svd(roots[0] @ quadratic.cross @ roots[1], compute_uv=False)
         sizes = sizes[sizes > NOTHING * sizes.max(initial=0.0)]
         return quadratic.power - np.concatenate([[0.0], np.cumsum(sizes**2)])
-    levels = [quadratic.power]
+    return quadratic.loss(saddle_weights(quadratic))
+
+
+def saddle_weights(quadratic: Quadratic) -> Float[np.ndarray, "n D D"]:
+    """The effective weights M of the plateaus of heads that come one by one (Q4).
+
+    In a sample there is no closed form: a head starts along the leading singular vectors of R, and
+    where it and the others come to rest is the next plateau. The last one is least squares.
+    """
+    quadratic = quadratic.dense()
+    found = [np.zeros_like(quadratic.cross)]
     y, awake, floor = np.zeros(0), np.zeros(0, bool), np.inf
     for count in range(1, quadratic.size + 1):
         opening = Opening.of(HeadFlow(quadratic, count - 1, 1), y, awake)
@@ -481,8 +489,8 @@ def saddle_levels(quadratic: Quadratic) -> Float[np.ndarray, " n"]:
             break
         y, awake = rest.state, np.ones(count, bool)
         flow = HeadFlow(quadratic, count, 1)
-        levels.append(float(flow.loss(y[None])[0]))
-    return np.asarray(levels)
+        found.append(flow.effective(y[None])[0])
+    return np.stack(found)
 
 
 def _one_more(flow: HeadFlow, y: np.ndarray, opening: Opening, floor: float) -> _Rest | None:
