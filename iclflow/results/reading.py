@@ -224,7 +224,7 @@ class Archive:
         row = int(np.prod(inner)) * kind.itemsize
         try:
             with zipfile.ZipFile(self.path) as archive, archive.open(f"{name}.npy") as file:
-                if _npy_header(file)[2] and inner:
+                if _npy_header(file)[2] and inner:  # pyright: ignore[reportArgumentType]
                     raise ValueError("it is stored by columns; save np.ascontiguousarray of it")
                 for begin in range(0, total, size):
                     count = min(size, total - begin)
