@@ -15,7 +15,7 @@ from iclflow.runs.record import FixedPointDistance, PlateauDistance
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
 from iclflow.sweeps.design import Design
-from iclflow.sweeps.execute import run as run_design
+from iclflow.sweeps.design import run as run_design
 
 COUNT, PAIRS, SIZE = 60, 9, 2
 
