@@ -33,6 +33,10 @@ class Chebyshev(diffrax.AbstractAdaptiveSolver[State]):
 
     Reference: B. P. Sommeijer, L. F. Shampine, J. G. Verwer, "RKC: An explicit solver for
     parabolic PDEs", J. Comput. Appl. Math. 88 (1998) 315-326.
+
+    >>> import iclflow as icl
+    >>> icl.Flow(1e-6, solver=icl.Chebyshev()).solver.max_stages
+    1000
     """
 
     max_stages: int = eqx.field(static=True, default=1000)

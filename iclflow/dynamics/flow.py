@@ -41,6 +41,13 @@ class Flow(AbstractDynamics):
     - `solver`: an adaptive solver of Diffrax, `diffrax.Tsit5()` unless given;
       `iclflow.Rosenbrock()` is the one for attention in the population over long times and in
       many dimensions, `iclflow.Chebyshev()` for long plateaus of anything else.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> model = icl.Merged.initialiser(task, heads=2, scale=0.1)(jax.random.key(0))
+    >>> run = icl.simulate(icl.Population(task), model, icl.Flow(), until=10.0, saveat=[0.0, 10.0])
+    >>> bool(run.loss[1] < run.loss[0])
+    True
     """
 
     tolerance: float | Float[Array, ""] = 1e-9

@@ -10,7 +10,12 @@ from jaxtyping import Array, Float
 
 
 class AbstractOptimiser(eqx.Module):
-    """Which update a step of descent makes."""
+    """Which update a step of descent makes.
+
+    >>> import iclflow as icl
+    >>> isinstance(icl.Adam(), icl.AbstractOptimiser)
+    True
+    """
 
     @abc.abstractmethod
     def transformation(self, rate: Float[Array, ""]) -> optax.GradientTransformation:
@@ -23,7 +28,12 @@ class AbstractOptimiser(eqx.Module):
 
 
 class GradientDescent(AbstractOptimiser):
-    """θ ← θ - η ∂L/∂θ."""
+    """θ ← θ - η ∂L/∂θ.
+
+    >>> import iclflow as icl
+    >>> isinstance(icl.Descent(0.1).optimiser, icl.GradientDescent)
+    True
+    """
 
     def transformation(self, rate: Float[Array, ""]) -> optax.GradientTransformation:
         return optax.sgd(rate)
@@ -38,6 +48,10 @@ class Momentum(AbstractOptimiser):
 
     - `decay`: of the running sum of gradients.
     - `nesterov`: take the gradient a step ahead.
+
+    >>> import iclflow as icl
+    >>> icl.Descent(0.1, icl.Momentum(decay=0.9)).optimiser.nesterov
+    False
     """
 
     decay: float | Float[Array, ""] = 0.9
@@ -53,6 +67,10 @@ class Adam(AbstractOptimiser):
     - `b1`, `b2`: decay of the running means of the gradient and of its square.
     - `eps`: added to the root of the latter.
     - `weight_decay`: times the rate, the share of the weights that a step takes off.
+
+    >>> import iclflow as icl
+    >>> icl.Descent(1e-3, icl.Adam(weight_decay=0.1)).keeps_time
+    False
     """
 
     b1: float | Float[Array, ""] = 0.9

@@ -78,6 +78,10 @@ class Rosenbrock(diffrax.AbstractAdaptiveSolver[None]):
 
     Reference: E. Hairer, G. Wanner, "Solving Ordinary Differential Equations II", 2nd ed. (1996),
     Section IV.7 and the code RODAS.
+
+    >>> import iclflow as icl
+    >>> icl.Flow(1e-8, solver=icl.Rosenbrock()).solver.products
+    2000
     """
 
     products: int = eqx.field(static=True, default=2000)

@@ -19,6 +19,12 @@ def sharpness(loss: AbstractLoss, model: AbstractModel, iterations: int = 40) ->
 
     Descent at rate η is stable there while η · sharpness < 2. Only weights that exist are
     counted: full blocks are several times sharper than frozen ones.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> model = icl.Merged.initialiser(task, heads=1, scale=0.0)(jax.random.key(0))
+    >>> round(float(icl.sharpness(icl.Population(task), model)), 2)
+    0.74
     """
     weights, static = eqx.partition(model, eqx.is_inexact_array)
     flat, unravel = ravel_pytree(weights)
@@ -50,6 +56,12 @@ def stable_rate(
     """The rate at the stated fraction of descent's stability limit 2 / sharpness at the end.
 
     Of a `Curriculum` it is the smallest of its losses' rates.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> model = icl.Merged.initialiser(task, heads=1, scale=0.0)(jax.random.key(0))
+    >>> bool(icl.stable_rate(icl.Population(task), model) > 0)
+    True
     """
     if loss.drifts:
         raise ValueError(

@@ -13,6 +13,10 @@ class AbstractLoss(eqx.Module):
     """A number to descend, as a pytree of arrays that is built once from a task.
 
     For prompts L = E|y_q - ŷ_q|² (9), with no factor ½; for tokens the cross-entropy.
+
+    >>> import iclflow as icl
+    >>> isinstance(icl.Population(icl.Task([0.6, 0.3], context=31)), icl.AbstractLoss)
+    True
     """
 
     # Whether each step descends a batch of its own (see `draw`) and not the loss itself.

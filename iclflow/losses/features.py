@@ -58,7 +58,13 @@ class AbstractFeatureMap(AbstractStatistic):
 
 
 class FullFeatures(AbstractFeatureMap):
-    """The upper triangle of S = XXᵀ/N: (D+O)(D+O+1)/2 · D features, enough for all blocks."""
+    """The upper triangle of S = XXᵀ/N: (D+O)(D+O+1)/2 · D features, enough for all blocks.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> icl.Moments.sample(task, 10, jax.random.key(0), features=icl.FullFeatures()).cross.shape
+    (1, 12)
+    """
 
     def statistic(self, prompt: Prompt) -> Float[Array, " K"]:
         return pack_symmetric(prompt.second_moment)
@@ -82,7 +88,13 @@ class FullFeatures(AbstractFeatureMap):
 
 
 class ReducedFeatures(AbstractFeatureMap):
-    """The correlation β alone: O·D² features z, enough when the zero blocks are frozen."""
+    """The correlation β alone: O·D² features z, enough when the zero blocks are frozen.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> icl.Moments.sample(task, 10, jax.random.key(0), features=icl.ReducedFeatures()).cross.shape
+    (1, 4)
+    """
 
     def statistic(self, prompt: Prompt) -> Float[Array, " K"]:
         return prompt.correlation.reshape(-1)
@@ -147,7 +159,13 @@ class TwoLayerFeatures(AbstractFeatureMap):
 
 
 class Features(AbstractPromptLoss):
-    """Mean squared error from per-prompt features; exact, cost independent of N."""
+    """Mean squared error from per-prompt features; exact, cost independent of N.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> icl.Features.sample(task, 10, jax.random.key(0)).target.shape
+    (10, 1, 1)
+    """
 
     statistic: Float[Array, "P n K"]
     query: Float[Array, "P n D"]

@@ -36,7 +36,15 @@ def _quadratic_form_jvp(primals: tuple, tangents: tuple) -> tuple:
 
 
 class Moments(AbstractPromptLoss):
-    """L = E|y|² - 2 ⟨W, E[y φ]⟩ + ⟨W, W E[φφᵀ]⟩ for weights W on the features φ; exact."""
+    """L = E|y|² - 2 ⟨W, E[y φ]⟩ + ⟨W, W E[φφᵀ]⟩ for weights W on the features φ; exact.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> loss = icl.Moments.sample(task, 10, jax.random.key(0))
+    >>> model = icl.Merged.initialiser(task, heads=2, scale=0.1)(jax.random.key(0))
+    >>> loss.admits(model) is None
+    True
+    """
 
     power: Float[Array, ""]  # E|y|²
     cross: Float[Array, "O F"]  # E[y φ]

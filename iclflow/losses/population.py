@@ -163,6 +163,12 @@ class Population(AbstractLoss):
 
     Two layers of Gaussian inputs are (D16)(D17), for any weights; `white` is what they need of the
     task, None where they do not hold.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> zero = icl.Merged.initialiser(task, heads=2, scale=0.0)(jax.random.key(0))
+    >>> round(float(icl.Population(task)(zero)), 6)
+    0.9
     """
 
     power: Float[Array, ""]

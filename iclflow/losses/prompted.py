@@ -13,7 +13,12 @@ from iclflow.tasks.prompts import AbstractPromptSet, PromptSet, PromptSource
 
 
 class AbstractPromptLoss(AbstractLoss):
-    """The mean squared error over a finite set of prompts."""
+    """The mean squared error over a finite set of prompts.
+
+    >>> import iclflow as icl
+    >>> issubclass(icl.Moments, icl.AbstractPromptLoss)
+    True
+    """
 
     @classmethod
     @abc.abstractmethod

@@ -97,6 +97,12 @@ def select(source: Sizes, model: AbstractModel, sequences: int | None) -> Choice
     - `source`: the task, or a set of prompts.
     - `model`: what is to be trained, with any weights: its kind and its blocks decide.
     - `sequences`: how many prompts there are to train on; None for infinitely many.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> model = icl.Merged.initialiser(task, heads=2, scale=0.1)(jax.random.key(0))
+    >>> icl.select(task, model, sequences=None).level
+    'population'
     """
     if sequences is not None:
         sequences = require_size("the number of sequences", sequences)

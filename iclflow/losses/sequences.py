@@ -21,6 +21,12 @@ class Sequences(AbstractPromptLoss):
     """Mean squared error of the model run on every prompt; takes any model.
 
     Only the query's row of the attention map is computed: N times less work than the whole map.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> loss = icl.Sequences.sample(task, 10, jax.random.key(0))
+    >>> loss.prompts.inputs.shape
+    (10, 32, 2)
     """
 
     prompts: Prompt  # stacked along a leading axis

@@ -20,6 +20,11 @@ class Minibatch(AbstractLoss):
 
     - `whole`: the loss of all, which is what is reported.
     - `size`: sequences a step.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> icl.Minibatch(icl.Features.sample(task, 10, jax.random.key(0)), size=4).size
+    4
     """
 
     stochastic = True
@@ -59,6 +64,11 @@ class Fresh(AbstractLoss):
     - `task`: what they are drawn from.
     - `evaluation`: the loss that is reported.
     - `size`: sequences a step.
+
+    >>> import iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> icl.Fresh(task, evaluation=icl.Population(task), size=512).stochastic
+    True
     """
 
     stochastic = True

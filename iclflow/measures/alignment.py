@@ -54,7 +54,12 @@ def assign_heads(
 
 
 def pairwise_cosines(heads: Float[Array, "H *shape"]) -> Float[Array, "H H"]:
-    """cos of the angle between every two heads, as flattened vectors; 0 for a head of zeros."""
+    """cos of the angle between every two heads, as flattened vectors; 0 for a head of zeros.
+
+    >>> import jax.numpy as jnp, iclflow as icl
+    >>> icl.measures.pairwise_cosines(jnp.eye(2)).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
     flat = heads.reshape(heads.shape[0], -1)
     size = jnp.linalg.norm(flat, axis=1, keepdims=True)
     unit = flat / jnp.where(size > 0, size, 1)

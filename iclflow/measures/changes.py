@@ -37,6 +37,10 @@ def first_crossing(time: Any, curve: Any, level: float) -> float:
     """When a falling curve first goes below a level, linear between saved times; NaN if never.
 
     NaN too for a curve that begins below.
+
+    >>> import iclflow as icl
+    >>> icl.measures.first_crossing([0.0, 1.0, 2.0], [1.0, 0.5, 0.0], 0.25)
+    1.5
     """
     return float(first_crossings(time, curve, np.asarray([level]))[0])
 

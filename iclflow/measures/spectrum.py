@@ -19,7 +19,12 @@ def singular_values(matrix: Float[Array, "m n"] | FactoredMatrix) -> Float[Array
 
 
 def effective_rank(values: Float[Array, " k"]) -> Float[Array, ""]:
-    """exp(-Σ σ̂ ln σ̂) with σ̂ = σ/Σσ (15): k equal singular values give k, whatever their size."""
+    """exp(-Σ σ̂ ln σ̂) with σ̂ = σ/Σσ (15): k equal singular values give k, whatever their size.
+
+    >>> import jax.numpy as jnp, iclflow as icl
+    >>> round(float(icl.measures.effective_rank(jnp.asarray([1.0, 1.0, 0.0]))), 6)
+    2.0
+    """
     total = jnp.sum(values)
     share = values / jnp.where(total > 0, total, 1)
     entropy = -jnp.sum(jax.scipy.special.xlogy(share, share))
@@ -27,7 +32,12 @@ def effective_rank(values: Float[Array, " k"]) -> Float[Array, ""]:
 
 
 def stable_rank(values: Float[Array, " k"]) -> Float[Array, ""]:
-    """‖M‖_F² / ‖M‖₂² = Σσ²/σ₁²: never above the rank, and deaf to small singular values."""
+    """‖M‖_F² / ‖M‖₂² = Σσ²/σ₁²: never above the rank, and deaf to small singular values.
+
+    >>> import jax.numpy as jnp, iclflow as icl
+    >>> round(float(icl.measures.stable_rank(jnp.asarray([2.0, 2.0, 1.0]))), 6)
+    2.25
+    """
     top = jnp.max(values)
     scaled = values / jnp.where(top > 0, top, 1)
     return jnp.sum(scaled**2)

@@ -28,7 +28,12 @@ FREEDOM = 3.0  # bins for a degree of freedom of the noise, a median of correlat
 
 
 class Clock(enum.Enum):
-    """The time in which a plateau is long: `LOG` treats every decade alike."""
+    """The time in which a plateau is long: `LOG` treats every decade alike.
+
+    >>> import iclflow as icl
+    >>> [clock.name for clock in icl.measures.Clock]
+    ['LOG', 'LINEAR']
+    """
 
     LOG = "log"
     LINEAR = "linear"
@@ -83,6 +88,12 @@ class Stages:
     Every drop has a plateau before it and, unless it is incomplete, one after it. Confidence is
     the share of resampled curves, each read with thresholds changed by up to a factor 1.5, in
     which the plateau or drop is found again; NaN without resampling.
+
+    >>> import numpy as np, iclflow as icl
+    >>> t = np.linspace(0, 10, 200)
+    >>> found = icl.measures.find_stages(t, 1 / (1 + np.exp(4 * (t - 5))), resamples=0)
+    >>> len(found.drops), len(found.plateaus)
+    (1, 2)
     """
 
     plateaus: tuple[Plateau, ...]

@@ -31,6 +31,12 @@ class Blocks(enum.Enum):
     population, stay there, for they have no gradient (39)(40). `FROZEN` leaves them out, the
     reduced models (M) and (S). `FULL` trains them, as the published code does: with P sequences
     they grow to P^(-1/2).
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> full = icl.Merged.initialiser(task, heads=2, scale=0.1, blocks=icl.Blocks.FULL)
+    >>> sorted(full(jax.random.key(0)).weights())
+    ['key_labels', 'merged', 'value_inputs', 'values']
     """
 
     FROZEN = "frozen"
@@ -43,6 +49,10 @@ class AbstractModel(eqx.Module):
     The input is a `Prompt` and the output its ŷ_q; a transformer maps tokens to logits. Which of
     them a loss can take, its `admits` says. What a model does not know of itself it leaves out:
     the defaults below claim nothing.
+
+    >>> import iclflow as icl
+    >>> issubclass(icl.Softmax, icl.AbstractModel)
+    True
     """
 
     @abc.abstractmethod
@@ -112,6 +122,10 @@ class AbstractLinearModel(AbstractModel):
     """A model whose prediction is linear in S ⊗ x_q: ŷ_o = Σ T[o,a,b,c] S[a,b] x_q[c] (7).
 
     Token indices a, b run over the D inputs, then the O labels.
+
+    >>> import iclflow as icl
+    >>> [issubclass(kind, icl.AbstractLinearModel) for kind in (icl.Merged, icl.MLP, icl.Softmax)]
+    [True, True, False]
     """
 
     @abc.abstractmethod
@@ -137,7 +151,12 @@ class AbstractLinearModel(AbstractModel):
 
 
 class AbstractAttention(AbstractLinearModel):
-    """One layer of multi-head attention without softmax."""
+    """One layer of multi-head attention without softmax.
+
+    >>> import iclflow as icl
+    >>> issubclass(icl.Separate, icl.AbstractAttention)
+    True
+    """
 
     values: eqx.AbstractVar[Float[Array, "H O O"]]
     value_inputs: eqx.AbstractVar[Float[Array, "H O D"] | None]
@@ -204,6 +223,12 @@ class AbstractInitialiser(eqx.Module):
 
     The linear models start at init scale w: every layer's expected squared norm is w²,
     (34)-(37).
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> init = icl.Merged.initialiser(task, heads=2, scale=0.1)
+    >>> isinstance(init, icl.AbstractInitialiser), type(init(jax.random.key(0))).__name__
+    (True, 'Merged')
     """
 
     def __repr__(self) -> str:

@@ -25,6 +25,12 @@ class Merged(AbstractAttention):
     - `merged`: Uᵢ, rows meet the keys, columns the query.
     - `value_inputs`: 𝐯ᵢ, input slots -> output; None for `Blocks.FROZEN`, as the next.
     - `key_labels`: 𝐮ᵢ, the keys' label slot.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> model = icl.Merged.initialiser(task, heads=2, scale=0.1)(jax.random.key(0))
+    >>> model.values.shape, model.merged.shape
+    ((2, 1, 1), (2, 2, 2))
     """
 
     values: Float[Array, "H O O"]

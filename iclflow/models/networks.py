@@ -25,6 +25,10 @@ class AbstractNetwork(AbstractLinearModel):
     """A linear network on cubic features: the same function and dynamics as an attention layer.
 
     Its own code computes predictions only; what else it says of itself is said by the attention.
+
+    >>> import iclflow as icl
+    >>> [issubclass(kind, icl.AbstractNetwork) for kind in (icl.MLP, icl.ConvNet, icl.Merged)]
+    [True, True, False]
     """
 
     @property
@@ -61,6 +65,12 @@ class MLP(AbstractNetwork):
 
     - `first`: W₁, rows vec(Uᵢ)ᵀ.
     - `second`: w₂; a number a hidden unit when there is one output.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> model = icl.Merged.initialiser(task, heads=2, scale=0.1)(jax.random.key(0))
+    >>> icl.MLP.from_attention(model).first.shape
+    (2, 4)
     """
 
     first: Float[Array, "H F"]
@@ -99,6 +109,12 @@ class ConvNet(AbstractNetwork):
 
     - `kernels`: kᵢ; rank R has R of them a head.
     - `second`, `third`: qᵢ and vᵢ.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> model = icl.Separate.initialiser(task, heads=2, scale=0.1)(jax.random.key(0))
+    >>> icl.ConvNet.from_attention(model).kernels.shape
+    (2, 1, 2)
     """
 
     kernels: Float[Array, "H R D"]

@@ -28,6 +28,12 @@ class Separate(AbstractAttention):
     - `keys`, `queries`: kᵢᵣ and qᵢᵣ.
     - `value_inputs`: 𝐯ᵢ, input slots -> output; None for `Blocks.FROZEN`, as the next.
     - `key_labels`: the keys' label slot.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> model = icl.Separate.initialiser(task, heads=3, rank=2, scale=0.1)(jax.random.key(0))
+    >>> model.values.shape, model.keys.shape
+    ((3, 1, 1), (3, 2, 2))
     """
 
     values: Float[Array, "H O O"]

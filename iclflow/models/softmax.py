@@ -19,6 +19,12 @@ class Softmax(AbstractModel):
     computed. Linear in no fixed features of the prompt, so it trains on sequences only.
 
     - `attention`: the layer whose scores it takes, `Merged` or `Separate`.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> model = icl.Merged.initialiser(task, heads=2, scale=0.1)(jax.random.key(0))
+    >>> icl.Softmax(model)(task.sample(jax.random.key(1))).shape
+    (1,)
     """
 
     attention: AbstractAttention

@@ -22,6 +22,12 @@ def loss_figure(
     - `runs`: a Dataset of `sweep`, or the Trajectory of one `simulate`.
     - `levels`: losses of the plateaus, dotted.
     - `theory`: anything with a `time` and a `loss`: a Dataset, a Trajectory, a prediction.
+
+    >>> import numpy as np, xarray as xr, iclflow as icl
+    >>> runs = xr.Dataset({"loss": (("seed", "time"), np.ones((2, 5)))}, {"time": np.arange(5.0)})
+    >>> figure = icl.plots.loss(runs, levels=[1.0, 0.2])
+    >>> len(figure.axes)
+    1
     """
     with style():
         figure = Figure(figsize=(COLUMN * 1.35, COLUMN * 0.85))

@@ -11,7 +11,12 @@ from iclflow.results.display import html_table, is_concrete
 
 
 class RESULTS(eqx.Enumeration):
-    """How a run ended. Numerical failure is a result, not an exception."""
+    """How a run ended. Numerical failure is a result, not an exception.
+
+    >>> import iclflow as icl
+    >>> bool(icl.RESULTS.finished == icl.RESULTS.diverged)
+    False
+    """
 
     finished = "reached the end"
     diverged = "the loss grew past any bound: the rate is too large"
@@ -36,6 +41,14 @@ class Trajectory(eqx.Module):
     at rate η, `time` is t/τ = 2 η · step, the one clock of every plot (Section 4 of the theory).
     Under a schedule it is 2 Σ ηₛ. Rules such as Adam keep no such clock: `timed` is False, and
     `time` is the number of steps.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> model = icl.Merged.initialiser(task, heads=2, scale=0.1)(jax.random.key(0))
+    >>> loss = icl.Population(task)
+    >>> run = icl.simulate(loss, model, icl.Descent(0.1), until=4, saveat=[0, 4])
+    >>> run.step.tolist(), run.loss.shape
+    ([0, 4], (2,))
     """
 
     time: Float[Array, " T"]  # t/τ; steps unless `timed`

@@ -41,7 +41,12 @@ KEPT = 512  # points that are not built again
 
 
 class Vary(enum.Enum):
-    """What the seeds change."""
+    """What the seeds change.
+
+    >>> import iclflow as icl
+    >>> [what.value for what in icl.Vary]
+    ['weights', 'data', 'all']
+    """
 
     WEIGHTS = "weights"  # many initialisations on one dataset
     DATA = "data"  # one initialisation on many datasets

@@ -29,6 +29,10 @@ class AbstractTask(eqx.Module):
     - `context`: the number of labelled pairs N, the query not counted.
     - `lengths`: the loss is the mean over prefixes of these many pairs; `(context,)` for whole
       prompts.
+
+    >>> import iclflow as icl
+    >>> isinstance(icl.Task([0.6, 0.3], context=31), icl.AbstractTask)
+    True
     """
 
     size: eqx.AbstractVar[int]

@@ -17,6 +17,10 @@ class Commuting(AbstractTaskVectors):
 
     The tasks of Mainali & Teixeira (2025), U the eigenvectors of the input covariance and all
     variances 1. As vec W is linear in l, it is Gaussian.
+
+    >>> import iclflow as icl
+    >>> icl.Task([0.6, 0.3], context=31, tasks=icl.Commuting()).outputs
+    2
     """
 
     variances: Float[Array, "..."]

@@ -19,6 +19,10 @@ class Normaliser(enum.Enum):
     nothing at fixed length (`NONE`) and by the number of tokens at varying length (`TOKENS`).
     With one fixed length the choices are rescalings of one another (E8); with varying length
     they are different models (E3).
+
+    >>> import iclflow as icl
+    >>> [what.value for what in icl.Normaliser]
+    ['pairs', 'tokens', 'context', 'none']
     """
 
     PAIRS = "pairs"  # n
@@ -38,6 +42,11 @@ class Prompt(eqx.Module):
     - `labels`: y as the context shows it.
     - `targets`: y as the loss asks for it.
     - `normaliser`: what linear attention divides by.
+
+    >>> import jax, iclflow as icl
+    >>> prompt = icl.Task([0.6, 0.3], context=31).sample(jax.random.key(0))
+    >>> prompt.inputs.shape, prompt.labels.shape
+    ((32, 2), (32, 1))
     """
 
     inputs: Float[Array, "*P n D"]

@@ -24,7 +24,13 @@ MOST = 2**31 - 1  # prompts of a set: their numbers are 32-bit integers where JA
 
 
 class AbstractPromptSet(eqx.Module):
-    """`count` prompts of one shape, each to be had by its number."""
+    """`count` prompts of one shape, each to be had by its number.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> isinstance(icl.PromptSet.sample(task, 10, jax.random.key(0)), icl.AbstractPromptSet)
+    True
+    """
 
     count: eqx.AbstractVar[int]
     size: eqx.AbstractVar[int]
@@ -165,7 +171,13 @@ def _unchanged(prompt: Prompt) -> Prompt:
 
 
 class PromptSet(AbstractPromptSet):
-    """`count` prompts of a task; prompt i depends on (key, i) only."""
+    """`count` prompts of a task; prompt i depends on (key, i) only.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> icl.PromptSet.sample(task, 10, jax.random.key(0)).count
+    10
+    """
 
     task: AbstractTask
     key: PRNGKeyArray

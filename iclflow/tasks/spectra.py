@@ -13,6 +13,10 @@ def named_spectrum(name: str, size: int, trace: float = 1.0) -> np.ndarray:
 
     `white`: all equal. `linear`: λ_d ∝ D, D-1, …, 1 (0.4, 0.3, 0.2, 0.1 for D = 4).
     `power:α`: λ_d ∝ d^(-α) (`power:1` is the spectrum of Figs 4 and 9).
+
+    >>> import iclflow as icl
+    >>> icl.named_spectrum("power:1", 2).round(4).tolist()
+    [0.6667, 0.3333]
     """
     size = require_size("the number of eigenvalues D", size)
     if not (isinstance(trace, int | float) and 0 <= trace < np.inf):

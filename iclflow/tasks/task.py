@@ -36,6 +36,10 @@ class ContextLabels(enum.Enum):
     `TASK`: yₙ = W xₙ, the paper's convention everywhere. `NOISE`: pure N(0, 1) noise, with only
     the target made by the task; the published code does this in its in-weight test set and in
     its training at portion "all fixed".
+
+    >>> import iclflow as icl
+    >>> [what.value for what in icl.ContextLabels]
+    ['task', 'noise']
     """
 
     TASK = "task"
@@ -61,6 +65,11 @@ class Task(AbstractTask):
     The order of the eigenvalues is that of the coordinate axes: two tasks with the same
     eigenvalues in another order are two tasks, and a shifted covariance is one of them. What needs
     the eigenvalues in order takes those of `largest_first()`.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> task.size, task.context, task.sample(jax.random.key(0)).query.shape
+    (2, 31, (2,))
     """
 
     spectrum: Float[Array, " D"]

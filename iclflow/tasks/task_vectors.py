@@ -22,7 +22,12 @@ Known = TypeVar("Known")
 
 
 class AbstractTaskVectors(eqx.Module):
-    """A law of the task matrix."""
+    """A law of the task matrix.
+
+    >>> import iclflow as icl
+    >>> isinstance(icl.Normal(), icl.AbstractTaskVectors)
+    True
+    """
 
     mean: eqx.AbstractVar[Float[Array, "O _"]]  # E[W]
 
@@ -83,7 +88,13 @@ class AbstractTaskVectors(eqx.Module):
 
 
 class Normal(AbstractTaskVectors):
-    """Rows of W independent, each N(mean row, covariance); (3) is mean 0 and the identity."""
+    """Rows of W independent, each N(mean row, covariance); (3) is mean 0 and the identity.
+
+    >>> import iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31, tasks=icl.Normal(covariance=[2.0, 1.0]))
+    >>> round(float(icl.Population(task).power), 6)
+    1.5
+    """
 
     mean: Float[Array, "O _"]
     covariance: Float[Array, "..."]
@@ -151,7 +162,13 @@ class Normal(AbstractTaskVectors):
 
 
 class Pool(AbstractTaskVectors):
-    """M given tasks, each equally likely (task diversity)."""
+    """M given tasks, each equally likely (task diversity).
+
+    >>> import iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31, tasks=icl.Pool([[1.0, 0.0], [0.0, 1.0]]))
+    >>> task.tasks.members.shape
+    (2, 1, 2)
+    """
 
     members: Float[Array, "M O D"]
 
@@ -198,7 +215,13 @@ class Pool(AbstractTaskVectors):
 
 
 class Mixture(AbstractTaskVectors):
-    """W = w* with probability `fraction`, else drawn from `random` (Sec. 7.1, App. F)."""
+    """W = w* with probability `fraction`, else drawn from `random` (Sec. 7.1, App. F).
+
+    >>> import iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31, tasks=icl.Mixture(fraction=0.2))
+    >>> task.tasks.mixed()
+    True
+    """
 
     random: AbstractTaskVectors
     fixed: Float[Array, "O D"] | None  # None until bound

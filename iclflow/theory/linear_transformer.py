@@ -37,6 +37,11 @@ class TransformerModes:
 
     Only the variances of λ matter while p₂ and q₁ are diagonal in U, so a fixed (quenched) set of
     tasks enters by its mean squares.
+
+    >>> import iclflow as icl
+    >>> modes = icl.theory.TransformerModes.given([1.0, 0.5], 200)
+    >>> modes.size, modes.context
+    (2, 200)
     """
 
     spectrum: Float[np.ndarray, " D"]
@@ -115,7 +120,13 @@ Weights = Float[np.ndarray, "*T D"]
 
 @dataclasses.dataclass(frozen=True)
 class DecoupledFlow:
-    """τ_α ṗ = q (1 - p q s∞), τ_α q̇ = p (1 - p q s∞) (12)."""
+    """τ_α ṗ = q (1 - p q s∞), τ_α q̇ = p (1 - p q s∞) (12).
+
+    >>> import iclflow as icl
+    >>> modes = icl.theory.TransformerModes.given([1.0, 0.5], 200)
+    >>> icl.theory.DecoupledFlow(modes).fixed_point.round(4).tolist()
+    [0.9877, 1.9608]
+    """
 
     modes: TransformerModes
 
@@ -230,7 +241,14 @@ class Course:
 
 @dataclasses.dataclass(frozen=True)
 class CoupledFlow:
-    """τ ṗ = -∂L/∂p, τ q̇ = -∂L/∂q of the exact mean loss with its factor ½."""
+    """τ ṗ = -∂L/∂p, τ q̇ = -∂L/∂q of the exact mean loss with its factor ½.
+
+    >>> import numpy as np, iclflow as icl
+    >>> modes = icl.theory.TransformerModes.given([1.0, 0.5], 200)
+    >>> start = np.full(2, 0.1)
+    >>> icl.theory.CoupledFlow(modes).solve(np.asarray([0.0, 5.0]), start, start).products.shape
+    (2, 2)
+    """
 
     modes: TransformerModes
 
@@ -328,6 +346,11 @@ def optimum(modes: TransformerModes, learned: int | None = None) -> Optimum:
     With all active, L = [Σ vs + N (Σ√(vs))²/(N+1+d)]/(2 (N+1)). With `learned`, the best that the
     so many fastest modes can do alone, largest v s² first: the plateau on which they wait for the
     next, if the eigenvalues are well separated.
+
+    >>> import iclflow as icl
+    >>> modes = icl.theory.TransformerModes.given([1.0, 0.5], 200)
+    >>> icl.theory.optimum(modes).products.round(4).tolist()
+    [0.9867, 1.9664]
     """
     s, v, n = modes.spectrum, modes.variances, modes.context
     learned = s.size if learned is None else learned
@@ -378,6 +401,11 @@ def transformer_summary(
     """The paper's theory beside the exact one; with `start` (p, q) also escape and half times.
 
     Losses have the paper's ½; times are epochs at `epoch_rate` ηP (1: times t/τ).
+
+    >>> import iclflow as icl
+    >>> modes = icl.theory.TransformerModes.given([1.0, 0.5], 200)
+    >>> icl.theory.transformer_summary(modes)["active"]
+    [True, True]
     """
     paper, exact, best = DecoupledFlow(modes), CoupledFlow(modes), optimum(modes)
     rates = np.sort(np.linalg.eigvalsh(exact.hessian(*best.weights())))

@@ -51,6 +51,13 @@ class Prediction:
     - `curve`: times -> `Curve` with `loss`, and `values` and `effective` where known.
     - `details`: the engine's own result.
     - `notes`: what is less than sure about this prediction, one sentence each.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> start = icl.Separate.initialiser(task, heads=3, scale=0.01)(jax.random.key(0))
+    >>> found = icl.predict(task, start, probes=0)
+    >>> found.to_dataset([0.0, 10.0]).loss.sizes["time"], len(found.times)
+    (2, 2)
     """
 
     times: Float[np.ndarray, " n"]
@@ -125,7 +132,12 @@ class Prediction:
 
 
 class AbstractEngine(abc.ABC):
-    """A way to predict the gradient flow of one start without integrating all of it."""
+    """A way to predict the gradient flow of one start without integrating all of it.
+
+    >>> import iclflow as icl
+    >>> [type(engine).__name__ for engine in icl.theory.ENGINES]
+    ['Stairs', 'Logistic', 'OneDrop', 'Jumps']
+    """
 
     assumes: ClassVar[str]
     attention: ClassVar[type[AbstractAttention]]
@@ -251,6 +263,12 @@ def select(source: Source | Quadratic, model: AbstractModel) -> AbstractEngine |
 
     Above 2,500 weights separate key and query go by the limit of vanishing weights: the flow of all
     heads needs the square of their number.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> start = icl.Merged.initialiser(task, heads=2, scale=0.01)(jax.random.key(0))
+    >>> type(icl.theory.select(task, start)).__name__
+    'OneDrop'
     """
     large = sum(leaf.size for leaf in jax.tree.leaves(model)) > LARGE
     order = (*ENGINES[1:], ENGINES[0]) if large else ENGINES
@@ -293,6 +311,12 @@ def drop_times(source: Source, models: Sequence[AbstractModel]) -> Float[np.ndar
 
     - `source`, `models`: each start is predicted as by `predict`. For very many starts
       `theory.drops.limit.many_escapes` has the limit of vanishing weights, all together.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> init = icl.Separate.initialiser(task, heads=3, scale=0.01)
+    >>> icl.theory.drop_times(task, [init(jax.random.key(s)) for s in range(2)]).shape
+    (2, 2)
     """
     known = isinstance(source, Task | Population | Modes)
     loss = source if known or not models else Quadratic.of(source)
@@ -304,7 +328,14 @@ def drop_times(source: Source, models: Sequence[AbstractModel]) -> Float[np.ndar
 
 
 def visited_levels(source: Source | Quadratic, model: AbstractModel) -> Float[np.ndarray, " m"]:
-    """The losses of the plateaus that a model visits; empty where the theory has none for it."""
+    """The losses of the plateaus that a model visits; empty where the theory has none for it.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> start = icl.Merged.initialiser(task, heads=2, scale=0.01)(jax.random.key(0))
+    >>> len(icl.theory.visited_levels(task, start)), len(icl.theory.plateau_losses(task))
+    (2, 3)
+    """
     levels = np.asarray(plateau_losses(source))
     visited = list(model.visits(len(levels) - 1))
     if visited and isinstance(model.as_attention(), Merged):

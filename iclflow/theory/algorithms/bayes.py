@@ -119,7 +119,14 @@ class MixtureBayes(AbstractPredictor):
 
 
 def bayes_predictor(task: AbstractTask) -> AbstractPredictor:
-    """The best predictor there is for a task: E[y_q | prompt], whatever the law of the inputs."""
+    """The best predictor there is for a task: E[y_q | prompt], whatever the law of the inputs.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> predictor = icl.theory.bayes_predictor(task)
+    >>> predictor(task.sample(jax.random.key(0))).shape
+    (1,)
+    """
     task = require_task(task, "the posterior is")
     law, noise = task.tasks, task.label_noise
     if task.context_labels is ContextLabels.NOISE:

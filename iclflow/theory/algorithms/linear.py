@@ -21,7 +21,13 @@ from iclflow.theory.fixed_points.modes import Modes
 
 
 class AbstractPredictor(AbstractModel):
-    """An in-context algorithm: predicts the label of the query, has nothing to train."""
+    """An in-context algorithm: predicts the label of the query, has nothing to train.
+
+    >>> import iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> isinstance(icl.theory.least_squares(task), icl.AbstractPredictor)
+    True
+    """
 
     @abc.abstractmethod
     def population_loss(self, task: Task) -> Float[Array, ""]:
@@ -29,7 +35,13 @@ class AbstractPredictor(AbstractModel):
 
 
 class LinearPredictor(AbstractLinearModel, AbstractPredictor):
-    """ŷ_o = Σ_p β_pᵀ M[o, p] x_q, with β the prompt's correlation under its normaliser (8)."""
+    """ŷ_o = Σ_p β_pᵀ M[o, p] x_q, with β the prompt's correlation under its normaliser (8).
+
+    >>> import iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> icl.theory.least_squares(task).weight.shape
+    (1, 1, 2, 2)
+    """
 
     weight: Float[Array, "O O D D"]
 
@@ -67,7 +79,13 @@ def _population(source: AbstractTask | Population) -> Population:
 
 
 def zero_predictor(source: AbstractTask | Population) -> LinearPredictor:
-    """ŷ = 0, what a model at the first plateau does; its loss is E[y²]."""
+    """ŷ = 0, what a model at the first plateau does; its loss is E[y²].
+
+    >>> import iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> round(float(icl.Population(task)(icl.theory.zero_predictor(task))), 6)
+    0.9
+    """
     population = _population(source)
     outputs, size = population.cross.shape[0], population.covariance.shape[0]
     return LinearPredictor(jnp.zeros((outputs, outputs, size, size), population.cross.dtype))
@@ -78,6 +96,11 @@ def least_squares(source: AbstractTask | Population) -> LinearPredictor:
 
     For the paper's task M = (Λ + (Λ + tr(Λ) I)/N)⁻¹. It is least squares only as N → ∞ (then
     Λ⁻¹); `OrdinaryLeastSquares` inverts the prompt's own Λ̂ instead.
+
+    >>> import iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> round(float(icl.Population(task)(icl.theory.least_squares(task))), 4)
+    0.0791
     """
     population = _population(source)
     outputs, size = population.cross.shape[0], population.covariance.shape[0]
@@ -97,6 +120,13 @@ def principal_component_regression(
 
     The m modes with the largest drops; these are the leading principal components of x
     wherever the task vectors are isotropic (E1 has the other cases).
+
+    >>> import numpy as np, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> one = icl.theory.principal_component_regression(task, components=1)
+    >>> levels = icl.theory.plateau_losses(task)
+    >>> bool(np.isclose(icl.Population(task)(one), levels[1]))
+    True
     """
     modes = Modes.of(source)
     if not 0 <= components <= modes.rank:
@@ -117,6 +147,11 @@ def gradient_step(
 
     The step descends |Y - X w|²/(2n) of the prompt, with n the prompt's normaliser; the best rate
     is η = ⟨G, Pᵀ⟩/⟨Pᵀ, B Pᵀ Λ⟩. With Pᵀ = M of (16) and η = 1 this is `least_squares`.
+
+    >>> import iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> round(float(icl.Population(task)(icl.theory.gradient_step(task))), 4)
+    0.1327
     """
     # As an array, so that another rate is no other program.
     known = None if rate is None else jnp.asarray(rate, dtype=float)

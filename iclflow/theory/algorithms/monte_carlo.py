@@ -16,7 +16,13 @@ Quantity = Callable[[AbstractModel, AbstractTask, Prompt], Float[Array, ""]]
 
 
 class Estimate(eqx.Module):
-    """A Monte-Carlo mean and its standard error."""
+    """A Monte-Carlo mean and its standard error.
+
+    >>> import jax.numpy as jnp, iclflow as icl
+    >>> found = icl.theory.Estimate(mean=jnp.asarray(0.9), error=jnp.asarray(0.01))
+    >>> float(found.mean), float(found.error)
+    (0.9, 0.01)
+    """
 
     mean: Float[Array, ""]
     error: Float[Array, ""]
@@ -25,7 +31,15 @@ class Estimate(eqx.Module):
 def monte_carlo_loss(
     predictor: AbstractModel, task: AbstractTask, sequences: int, key: PRNGKeyArray
 ) -> Estimate:
-    """E(y_q - ŷ_q)² on `sequences` fresh prompts, averaged over the task's context lengths."""
+    """E(y_q - ŷ_q)² on `sequences` fresh prompts, averaged over the task's context lengths.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> zero = icl.theory.zero_predictor(task)
+    >>> found = icl.theory.monte_carlo_loss(zero, task, 1000, jax.random.key(0))
+    >>> bool(abs(found.mean - 0.9) < 5 * found.error)
+    True
+    """
     return monte_carlo_mean(_squared_error, predictor, task, sequences, key)
 
 

@@ -22,6 +22,12 @@ def aligned_weights(
     and q exchanged, that is k ± q times e^{±g_d s}. On learned modes, g_d = 0, each of k and q
     is frozen by itself (E6; (70) has their sum instead). Linear in v only through s: exact while
     the head is small.
+
+    >>> import jax.numpy as jnp, iclflow as icl
+    >>> e = jnp.eye(2)[:1]
+    >>> k, q = icl.theory.aligned_weights(e, e, jnp.diag(jnp.asarray([0.3, 0.1])), 1.0)
+    >>> bool(jnp.allclose(k, q)), round(float(jnp.log(k[0, 0])), 4)
+    (True, 0.3)
     """
     left, gains, right = jnp.linalg.svd(residual)
     angle = gains * jnp.asarray(phase, residual.dtype)

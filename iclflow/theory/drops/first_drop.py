@@ -49,7 +49,15 @@ class FirstDrop(eqx.Module):
 
 
 def first_drop(loss: Moments, model: Merged) -> FirstDrop:
-    """The prediction from the moments of all features and the initial weights; one output."""
+    """The prediction from the moments of all features and the initial weights; one output.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> start = icl.Merged.initialiser(task, heads=2, scale=0.01, blocks=icl.Blocks.FULL)
+    >>> drop = icl.theory.first_drop(icl.population_moments(task), start(jax.random.key(0)))
+    >>> bool(0 < drop.time(0.5) < drop.time(0.9))
+    True
+    """
     size, outputs = model.input_size, model.values.shape[1]
     token = size + 1
     first, second = packed_pairs(token)
@@ -75,6 +83,13 @@ def first_drop(loss: Moments, model: Merged) -> FirstDrop:
 
 
 def least_loss(loss: Moments) -> float:
-    """The least loss of any weights on the features, E[y²] - E[yφ]ᵀ E[φφᵀ]⁺ E[yφ]; one output."""
+    """The least loss of any weights on the features, E[y²] - E[yφ]ᵀ E[φφᵀ]⁺ E[yφ]; one output.
+
+    >>> import numpy as np, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> least = icl.theory.least_loss(icl.population_moments(task))
+    >>> bool(np.isclose(least, icl.theory.plateau_losses(task)[-1]))
+    True
+    """
     cross, second = np.asarray(loss.cross)[0], np.asarray(loss.second)
     return float(loss.power) - float(cross @ np.linalg.lstsq(second, cross, rcond=None)[0])

@@ -45,6 +45,12 @@ class Quadratic:
 
     `operator` acts on vec M, row by row: D⁴ numbers. A population has `factors` (B, Λ) instead,
     2 D² numbers, and the same methods.
+
+    >>> import iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> found = icl.theory.Quadratic.of(task)
+    >>> round(found.power, 6), found.cross.shape
+    (0.9, (2, 2))
     """
 
     power: float  # c

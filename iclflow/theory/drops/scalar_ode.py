@@ -47,6 +47,11 @@ def value_time(value: ArrayLike, gain: ArrayLike, curvature: ArrayLike) -> Float
 
     Differences are elapsed times, `value_time(v1, g, λb) - value_time(v0, g, λb)`, for v0 and v1
     on the same side of v*. A mode with g = 0 never moves: infinite.
+
+    >>> import iclflow as icl
+    >>> early, late = (float(icl.theory.value_time(v, 0.1, 0.05)) for v in (0.1, 0.5))
+    >>> early < late
+    True
     """
     v, g, k = jnp.broadcast_arrays(*(jnp.asarray(a, float) for a in (value, gain, curvature)))
     c = _coefficient(g, k)
@@ -62,6 +67,11 @@ def value_course(
     """v(t) of an aligned head (64), the inverse of (67), for v(0) below, at or above v*.
 
     `time` t/τ, `initial` v(0), `gain` g, `curvature` λ b broadcast together; differentiable.
+
+    >>> import numpy as np, iclflow as icl
+    >>> v = icl.theory.value_course(np.asarray([0.0, 1e4]), 0.1, gain=0.1, curvature=0.05)
+    >>> np.round(v, 4).tolist(), round((0.1 / 0.05) ** (1 / 3), 4)
+    ([0.1, 1.2599], 1.2599)
     """
     arrays = jnp.broadcast_arrays(
         *(jnp.asarray(a, float) for a in (time, initial, gain, curvature))
@@ -138,6 +148,10 @@ def mid_drop_time(initial: ArrayLike, gain: ArrayLike, curvature: ArrayLike) -> 
     """When an aligned head, v = |k| = |q| at first, has done half of its loss drop.
 
     Exact from (67); 1/(g v₀) - 1.253391 c/g up to a relative O((c v₀)³).
+
+    >>> import iclflow as icl
+    >>> bool(icl.theory.mid_drop_time(0.01, gain=0.1, curvature=0.05) > 0)
+    True
     """
     v, g, k = jnp.broadcast_arrays(*(jnp.asarray(a, float) for a in (initial, gain, curvature)))
     half = X_MID / _coefficient(g, k)
@@ -160,5 +174,9 @@ def paper_duration(value: ArrayLike, gain: ArrayLike) -> Float[Array, "..."]:
 
     An order of magnitude: it assumes an aligned head, v = |k| = |q|, which a random one is not
     (predicted over true duration: median 0.4 to 0.6, from 0.2 to 1.2, at every init scale).
+
+    >>> import iclflow as icl
+    >>> round(float(icl.theory.paper_duration(0.01, gain=0.1)), 6)
+    1000.0
     """
     return 1 / (jnp.asarray(gain, float) * jnp.abs(jnp.asarray(value, float)))

@@ -525,7 +525,15 @@ def _inverse_root(matrix: Float[np.ndarray, "D D"]) -> Float[np.ndarray, "D D"]:
 
 @dataclasses.dataclass(frozen=True)
 class Staircase:
-    """The predicted run: n drops in order, and its curves at any time."""
+    """The predicted run: n drops in order, and its curves at any time.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> start = icl.Separate.initialiser(task, heads=3, scale=0.01)(jax.random.key(0))
+    >>> found = icl.theory.staircase(task, start, probes=0)
+    >>> len(found.times), found.at([0.0]).loss.shape
+    (2, (1,))
+    """
 
     times: Float[np.ndarray, " n"]  # t/τ at which the loss is halfway down each drop
     heads: Int[np.ndarray, " n"]  # which head makes it
@@ -592,6 +600,12 @@ def staircase(source: Source | Quadratic, model: AbstractModel, *, probes: int =
       population, or a loss of prompts: `Moments`, `Features` or `Sequences`.
     - `model`: the initial weights, `Separate` (any heads and rank) or the equivalent `ConvNet`.
     - `probes`: how many relative perturbations of the weights measure `condition`; 0 for none.
+
+    >>> import jax, numpy as np, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> start = icl.Separate.initialiser(task, heads=3, scale=0.01)(jax.random.key(0))
+    >>> bool(np.all(np.diff(icl.theory.staircase(task, start, probes=0).times) > 0))
+    True
     """
     quadratic, weights = Quadratic.of(source), separate_weights(model)
     if weights[1].shape[2] != quadratic.size:

@@ -12,7 +12,14 @@ from iclflow.models import AbstractModel
 
 
 def conserved_quantities(model: AbstractModel) -> dict[str, Array]:
-    """The conserved quantities of a model, by name; see `conserved` of its class."""
+    """The conserved quantities of a model, by name; see `conserved` of its class.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> start = icl.Separate.initialiser(task, heads=3, scale=0.01)(jax.random.key(0))
+    >>> sorted(icl.theory.conserved_quantities(start))
+    ['key_query', 'key_value']
+    """
     found = model.conserved()
     if not found:
         raise ValueError(
@@ -23,7 +30,13 @@ def conserved_quantities(model: AbstractModel) -> dict[str, Array]:
 
 
 def conservation_drift(series: dict[str, Array]) -> dict[str, Float[Array, " T"]]:
-    """max |C(t) - C(0)| of each recorded quantity (time first): 0 under flow, O(η) in descent."""
+    """max |C(t) - C(0)| of each recorded quantity (time first): 0 under flow, O(η) in descent.
+
+    >>> import jax.numpy as jnp, iclflow as icl
+    >>> found = icl.theory.conservation_drift({"C": jnp.asarray([1.0, 1.5, 1.25])})
+    >>> found["C"].tolist()
+    [0.0, 0.5, 0.25]
+    """
     drift = {}
     for name, values in series.items():
         moved = jnp.abs(values - values[:1])

@@ -108,6 +108,11 @@ class Modes(eqx.Module):
 
     An *index set* S is a set of mode numbers 0, …, rank - 1 in this order. Where an eigenvalue
     of Λ or of the task covariance is zero, the weights are those of the pseudo-inverse.
+
+    >>> import iclflow as icl
+    >>> modes = icl.theory.Modes.of(icl.Task([0.6, 0.3], context=31))
+    >>> modes.rank, modes.commuting
+    (2, True)
     """
 
     power: Float[Array, ""]  # E[y²]

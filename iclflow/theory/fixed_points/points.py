@@ -24,7 +24,13 @@ Holdings = tuple[tuple[int, ...], ...]  # the modes that each active head holds
 
 
 class FixedPoint(eqx.Module):
-    """M(S) (21)(22), the function that has learned exactly the modes in S; rank R (81)-(83)."""
+    """M(S) (21)(22), the function that has learned exactly the modes in S; rank R (81)-(83).
+
+    >>> import iclflow as icl
+    >>> point = icl.theory.FixedPoint.of(icl.Task([0.6, 0.3], context=31), [0])
+    >>> point.visited, point.weights(heads=2).values.shape
+    (True, (2, 1, 1))
+    """
 
     modes: Modes
     index_set: tuple[int, ...] = eqx.field(static=True)
@@ -174,6 +180,11 @@ def all_fixed_points(source: Task | Population | Modes) -> Iterator[FixedPoint]:
 
     The first of each size is M_m, the one that training from small weights visits. With equal
     σ these are the representatives in one basis of continuous families (see `level_count`).
+
+    >>> import iclflow as icl
+    >>> points = icl.theory.all_fixed_points(icl.Task([0.6, 0.3], context=31))
+    >>> [point.index_set for point in points]
+    [(), (0,), (1,), (0, 1)]
     """
     modes = Modes.of(source)
     for count in range(modes.rank + 1):
@@ -182,7 +193,13 @@ def all_fixed_points(source: Task | Population | Modes) -> Iterator[FixedPoint]:
 
 
 def saddle_path(source: Task | Population | Modes) -> tuple[FixedPoint, ...]:
-    """M_0, M_1, …, M_rank: the saddles visited from small weights, by largest drop (E1)."""
+    """M_0, M_1, …, M_rank: the saddles visited from small weights, by largest drop (E1).
+
+    >>> import iclflow as icl
+    >>> path = icl.theory.saddle_path(icl.Task([0.6, 0.3], context=31))
+    >>> [point.index_set for point in path]
+    [(), (0,), (0, 1)]
+    """
     modes = Modes.of(source)
     return tuple(FixedPoint(modes, tuple(range(m))) for m in range(modes.rank + 1))
 
@@ -194,6 +211,12 @@ def merged_weights(
 
     All heads are parallel, vᵢ = √s aᵢ and Uᵢ = √s aᵢ M*/s with s = ‖M*‖ and a the unit vector
     along `direction` (all heads equal if omitted): the balanced end of small weights (17).
+
+    >>> import numpy as np, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> best = icl.theory.merged_weights(task, heads=2)
+    >>> bool(np.isclose(icl.Population(task)(best), icl.theory.plateau_losses(task)[-1]))
+    True
     """
     require_size("heads", heads)
     modes = Modes.of(source)

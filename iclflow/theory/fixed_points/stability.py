@@ -202,6 +202,12 @@ def hessian_matrix(
 
     - `model`: the weights at which it is taken, merged or separate attention.
     - `source`: the task, its population or its modes.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> model = icl.Merged.initialiser(task, heads=1, scale=0.1)(jax.random.key(0))
+    >>> icl.theory.hessian_matrix(model, task).shape
+    (5, 5)
     """
     return _dense(model, Modes.of(source))
 
@@ -220,7 +226,12 @@ DENSE_LIMIT = 2000  # weights of active heads up to which a dense Hessian is dia
 
 
 class Order(enum.Enum):
-    """At which order of the weights a fixed point is left downhill."""
+    """At which order of the weights a fixed point is left downhill.
+
+    >>> import iclflow as icl
+    >>> [order.name for order in icl.theory.Order]
+    ['SECOND', 'THIRD', 'MINIMUM']
+    """
 
     SECOND = 2  # a negative Hessian eigenvalue: exponential escape
     THIRD = 3  # no negative eigenvalue, but -v kᵀ A_S q of a zero head: blow-up in finite time
@@ -294,6 +305,11 @@ def swap_index(point: FixedPoint) -> int:
 
     The index at any weights of M(S) with |S| key-query pairs, all in use, commuting or not: such
     weights are a linear change of variables away from K Qᵀ = Y_S (Sylvester). 0 on the path.
+
+    >>> import iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> icl.theory.swap_index(icl.theory.FixedPoint.of(task, [1]))
+    1
     """
     sigma = np.asarray(point.modes.singular)
     inside = sigma[list(point.index_set)]
@@ -308,6 +324,12 @@ def separate_stability(
 
     Zero heads have no second-order coupling at all. An active head with empty pairs is a strict
     saddle while anything is unlearned: each empty pair has eigenvalues ±2 v g_j.
+
+    >>> import iclflow as icl
+    >>> saddle = icl.theory.saddle_path(icl.Task([0.6, 0.3], context=31))[1]
+    >>> found = icl.theory.separate_stability(saddle, heads=2)
+    >>> found.order.name, found.index
+    ('THIRD', 0)
     """
     model = point.weights(heads, rank, holdings)
     pairs = np.sum(np.linalg.norm(np.asarray(model.keys), axis=2) > 0, axis=1)
