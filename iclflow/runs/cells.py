@@ -17,6 +17,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 from jaxtyping import ArrayLike, PRNGKeyArray
 
 from iclflow.dynamics import AbstractDynamics, AbstractOptimiser
@@ -24,9 +25,9 @@ from iclflow.dynamics.base import marks_until
 from iclflow.losses import AbstractLoss, Population
 from iclflow.losses.changing import jumps
 from iclflow.losses.memory import require_memory
-from iclflow.models import AbstractInitialiser, empty_model
+from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
 from iclflow.results.provenance import describe
-from iclflow.runs.labels import axis_labels
+from iclflow.runs.labels import INTERRUPTED, axis_labels
 from iclflow.runs.plan import Entry, program_of
 from iclflow.runs.record import Record, by_name
 from iclflow.runs.simulate import SAVES
@@ -266,6 +267,78 @@ def seed_numbers(seeds: int | Sequence[int]) -> np.ndarray:
     return np.asarray(found, np.uint32)
 
 
+class Given(AbstractInitialiser):
+    """An initialiser that draws nothing: the model it holds is the start, whatever the key."""
+
+    model: AbstractModel
+
+    def __call__(self, key: PRNGKeyArray) -> AbstractModel:
+        del key
+        return self.model
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Starts:
+    """The last weights of an earlier sweep, for a sweep that goes on from them.
+
+    - `axes`: the labels along each axis of that sweep.
+    - `seeds`: its seeds.
+    - `weights`: name -> [*axes, seed, ...].
+    """
+
+    axes: Mapping[str, np.ndarray]
+    seeds: np.ndarray
+    weights: Mapping[str, np.ndarray]
+
+    @classmethod
+    def of(cls, runs: xr.Dataset, init: AbstractInitialiser) -> "Starts":
+        """The starts in the Dataset of a sweep; `ValueError` if it does not have the weights."""
+        if not isinstance(runs, xr.Dataset) or "seed" not in runs.dims:
+            raise ValueError("start needs the Dataset of an earlier sweep, with its seeds")
+        found = {}
+        for name in empty_model(init).weights():
+            if f"final_{name}" in runs:
+                found[name] = runs[f"final_{name}"]
+            elif name in runs and "time" in runs[name].dims:
+                found[name] = runs[name].isel(time=-1)
+            else:
+                raise ValueError(
+                    f"start does not have the last weights ({name}); make the earlier sweep with "
+                    f'final=["weights"]'
+                )
+        if "result" in runs and np.any(runs["result"].values == INTERRUPTED):
+            raise ValueError("start has runs that were interrupted; let them end first")
+        lead = [str(dim) for dim in runs["result"].dims if dim != "seed"]
+        arrays = {name: one.transpose(*lead, "seed", ...).values for name, one in found.items()}
+        axes = {name: runs[name].values for name in lead}
+        return cls(axes, runs["seed"].values.astype(np.uint32), arrays)
+
+    def at(self, place: tuple[int, ...], init: AbstractInitialiser) -> Callable[[int], Given]:
+        """Seed -> its start, at a place along the axes; `init` says which model it is."""
+        like = empty_model(init)
+        rows = {int(seed): i for i, seed in enumerate(self.seeds)}
+        here = {name: array[place] for name, array in self.weights.items()}
+
+        def start(seed: int) -> Given:
+            own = {}
+            for name, wanted in like.weights().items():
+                found = here[name][rows[seed]]
+                # One output and one label have no dimensions of their own in a Dataset.
+                found = found.reshape(*found.shape, *(1,) * (wanted.ndim - found.ndim))
+                inside = tuple(slice(n) for n in wanted.shape)
+                more = found.ndim != wanted.ndim or found[inside].shape != wanted.shape
+                if more or np.isfinite(found).sum() > np.isfinite(found[inside]).sum():
+                    raise ValueError(
+                        f"start has {name} of the shape {found.shape}, and these runs need "
+                        f"{wanted.shape}; give the initialiser, and the axes of its sizes, of the "
+                        f"earlier sweep"
+                    )
+                own[name] = jnp.asarray(found[inside], wanted.dtype)
+            return Given(like.with_weights(own))
+
+        return start
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grid(AbstractCells):
     """Axes of an experiment crossed with seeds: what `sweep` is called with."""
@@ -274,6 +347,7 @@ class Grid(AbstractCells):
     init: AbstractInitialiser
     dynamics: AbstractDynamics
     values: Mapping[str, Sequence[Any]]  # of every axis
+    fields: tuple[str, ...]  # axes that set a field; those of earlier runs alone set none
     axes: tuple[Axis, ...]  # with the labels of these values
     seeds: np.ndarray
     vary: Vary
@@ -282,6 +356,7 @@ class Grid(AbstractCells):
     final: Record
     key: PRNGKeyArray | None
     tests: Tests | None = None
+    start: Starts | None = None
     settings: Any = None
 
     @classmethod
@@ -289,8 +364,12 @@ class Grid(AbstractCells):
         cls,
         source: Any,
         axes: Mapping[str, Sequence[Any] | Mapping[str, Any]] | None,
+        *,
         until: ArrayLike | None,
         saveat: Values | None,
+        start: xr.Dataset | None,
+        seeds: int | Sequence[int] | None,
+        init: AbstractInitialiser,
         **given: Any,
     ) -> "Grid":
         """The grid of `sweep`'s arguments; several sources by name are an axis `source`.
@@ -298,6 +377,15 @@ class Grid(AbstractCells):
         Where a loss jumps is among the save points.
         """
         stated: dict[str, Any] = dict(axes or {})
+        starts = None if start is None else Starts.of(start, init)
+        if starts is not None:
+            _require_same(starts, stated)
+            stated = {**{name: found.tolist() for name, found in starts.axes.items()}, **stated}
+            seeds = starts.seeds.tolist() if seeds is None else seeds
+        numbers = seed_numbers(1 if seeds is None else seeds)
+        if starts is not None and not np.isin(numbers, starts.seeds).all():
+            unknown = numbers[~np.isin(numbers, starts.seeds)][0]
+            raise ValueError(f"start has no seed {unknown}; leave seeds out to go on from all")
         if isinstance(source, Mapping):
             stated = {"source": list(source), **stated}
         if not all(len(values) for values in stated.values()):
@@ -309,10 +397,11 @@ class Grid(AbstractCells):
         }
         made = tuple(Axis(name, {name: tuple(found.tolist())}) for name, found in labels.items())
         sources = list(source.values()) if isinstance(source, Mapping) else [source]
-        first = int(given["seeds"][0])
-        changes = jumps([_loss_of(one)(first) for one in sources])
+        changes = jumps([_loss_of(one)(int(numbers[0])) for one in sources])
         marks = marks_until(given["dynamics"], until, saveat, SAVES, changes)
-        return cls(source=source, values=values, axes=made, marks=marks, **given)
+        given |= {"values": values, "axes": made, "marks": marks, "start": starts}
+        given |= {"fields": tuple(axes or ()), "seeds": numbers, "init": init}
+        return cls(source=source, **given)
 
     @property
     def dimensions(self) -> tuple[Axis, ...]:
@@ -355,6 +444,7 @@ class Grid(AbstractCells):
         found = {"source": self.source, "init": self.init, "dynamics": self.dynamics}
         found |= {"vary": self.vary, "marks": self.marks, "key": self.key}
         found |= {} if self.tests is None else {"test": self.tests}
+        found |= {} if self.start is None else {"start": self.start}
         return found | {"record": self.record, "final": self.final}
 
     @cached_property
@@ -373,9 +463,8 @@ class Grid(AbstractCells):
         if isinstance(source, Mapping):
             source = source[point["source"]]
         things = {"dynamics": dynamics, "init": init, "source": source}
-        for name, value in point.items():
-            if name == "source":
-                continue
+        for name in self.fields:
+            value = point[name]
             owners = [k for k, thing in things.items() if name in _fields(thing)]
             if len(owners) != 1:
                 known = sorted({f for t in things.values() for f in _fields(t)})
@@ -405,7 +494,18 @@ class Grid(AbstractCells):
             source=(lambda seed: source) if task else loss,
             vary=self.vary,
             first=int(self.seeds[0]),
+            starts=None if self.start is None else self.start.at(self._start_place(place), init),
         )
+
+    def _start_place(self, place: tuple[int, ...]) -> tuple[int, ...]:
+        """The place along the axes of the earlier sweep."""
+        assert self.start is not None
+        found = []
+        for name, labels in self.start.axes.items():
+            axis = self.axes[self.dims.index(name)]
+            label = axis.fields[name][place[self.dims.index(name)]]
+            found.append(labels.tolist().index(label))
+        return tuple(found)
 
     def outline(self, place: tuple[int, ...]) -> Outline:
         """The point: its losses are there, or a function of the user's draws them."""
@@ -447,6 +547,16 @@ class Grid(AbstractCells):
         if isinstance(source, Mapping):
             source = {name: source[name] for name in values["source"]}
         return dataclasses.replace(self, source=source, values=values, axes=axes)
+
+
+def _require_same(starts: Starts, stated: Mapping[str, Any]) -> None:
+    """Refuse axes that have other values than those of the runs to go on from."""
+    for name, labels in starts.axes.items():
+        if name in stated and axis_labels(name, stated[name]).tolist() != labels.tolist():
+            raise ValueError(
+                f"start has the axis {name} with the values {labels.tolist()}; give the same ones, "
+                f"or none"
+            )
 
 
 def _loss_of(source: Any) -> Callable[[int], AbstractLoss]:

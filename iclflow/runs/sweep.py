@@ -21,7 +21,7 @@ from iclflow.models import AbstractInitialiser
 from iclflow.results.progress import Progress, progress_bar
 from iclflow.results.provenance import code_key
 from iclflow.runs.batch import AbstractObserver, Piece
-from iclflow.runs.cells import AbstractCells, Grid, Vary, seed_numbers
+from iclflow.runs.cells import AbstractCells, Grid, Vary
 from iclflow.runs.cluster import on_cluster
 from iclflow.runs.compute import ENGINES, Answer, Block, compute, planned, recordings, train
 from iclflow.runs.dataset import Trained, assemble
@@ -44,12 +44,13 @@ def sweep(
     *,
     until: ArrayLike | None = None,
     saveat: Values | None = None,
-    seeds: int | Sequence[int] = 1,
+    seeds: int | Sequence[int] | None = None,
     axes: Mapping[str, Sequence[Any] | Mapping[str, Any]] | None = None,
     vary: Vary = Vary.WEIGHTS,
     record: Record = ("loss",),
     final: Record = (),
     test: Test = None,
+    start: xr.Dataset | None = None,
     key: PRNGKeyArray | None = None,
     store: Path | str | None = None,
     client: Any = None,
@@ -62,7 +63,7 @@ def sweep(
     - `source`: a loss; a `Task` (its population); a function key -> loss, for `vary` data; or
       several of these by name, which are then an axis `source`.
     - `until`, `saveat`: as in `simulate`.
-    - `seeds`: how many, or which; seed s starts from `init(jax.random.key(s))`.
+    - `seeds`: how many, or which; seed s starts from `init(jax.random.key(s))`. One, if omitted.
     - `axes`: field name -> values, of the dynamics (`rate`), its optimiser (`weight_decay`,
       `decay`), the initialiser (`scale`, `rank`, `heads`) or, if `source` is a Task, the task
       (`context`, `label_noise`, `spectrum`). A list of numbers or an object is labelled by its
@@ -73,6 +74,10 @@ def sweep(
       called `final_…`.
     - `test`: what else the models are tested on at every save point, as in `simulate`: the variable
       `test_loss`.
+    - `start`: the Dataset of an earlier sweep with its last weights (`final=["weights"]`). All of
+      its seeds and axes go on from there, on this source and by this dynamics, with a new clock and
+      a new state of the optimiser; `init` says which model they are of. An axis of the earlier
+      sweep only chooses the start, unless `axes` names it too.
     - `key`: seed s draws the batches of a stochastic loss from `fold_in(key, s)`; if omitted, from
       `jax.random.key(s)`.
     - `store`: where results are kept, so that the same call goes on from them and ends with the
@@ -103,12 +108,13 @@ def sweep(
     cells = Grid.of(
         source,
         axes,
-        init=init,
-        dynamics=dynamics,
-        seeds=seed_numbers(seeds),
-        vary=vary,
         until=until,
         saveat=saveat,
+        start=start,
+        seeds=seeds,
+        init=init,
+        dynamics=dynamics,
+        vary=vary,
         record=record,
         final=final,
         key=key,
