@@ -6,6 +6,11 @@ Each program is a state of a few small arrays, of any type that the loop knows, 
 operations on them: every primitive with a rule, constants on either side, shared numbers, casts,
 states that change places, empty axes, NaN, infinities and zeros. Many programs share one compiled
 loop. Integers and bools must agree exactly, reals to 1e-12 (single precision: 1e-5).
+
+    python tests/fused_fuzz.py --flows 500
+
+does the same with flows: random smooth slopes, by the fused flow and by the same solver written
+out in NumPy, one run after the other. They agree to 1e-9 (single precision: 1e-3).
 """
 
 import argparse
@@ -17,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from iclflow.runs.fused import cpp, cuda
+from iclflow.runs.fused import cpp, cuda, flow_cpp, flow_cuda, tsit5
 from iclflow.runs.fused.program import trace, write
 from iclflow.runs.fused.values import CannotFuse
 
@@ -290,12 +295,171 @@ def fuzz(count, seed=0, engine="C++", options=("-O1",)):
     return ran, reasons, wrong
 
 
+def smooth(rng, pool):
+    """One more array, a smooth and bounded function of some of a pool."""
+    x, y = (pool[rng.integers(len(pool))] for _ in range(2))
+    y = y.astype(x.dtype)
+    if x.shape != y.shape:
+        y = jnp.sum(y)
+    name = rng.choice(
+        ["add", "sub", "mul", "div", "sqrt", "power", "rev", "dot", "scatter", "zero"]
+    )
+    if name == "scatter":
+        return x if x.ndim == 0 else x.at[0].add(0.5 * x[-1])
+    if name == "dot":
+        return x * jnp.sum(x * y) / (1 + jnp.sum(x * x))
+    return {
+        "add": lambda: x + y,
+        "sub": lambda: x - 0.5 * y,
+        "mul": lambda: x * y / (1 + x * x + y * y),
+        "div": lambda: y / (1 + x * x),
+        "sqrt": lambda: jnp.sqrt(1 + x * x),
+        "power": lambda: x**3 / (1 + x**4),
+        "rev": lambda: lax.rev(x, tuple(range(x.ndim))),
+        "zero": lambda: x * jnp.zeros((), x.dtype) + x,
+    }[str(name)]()
+
+
+def flow_program(seed):
+    """(weights [run, ...], shared arrays, slope): a random flow that stays bounded."""
+    rng = np.random.default_rng(seed)
+    kind = str(rng.choice(FLOATS))
+    shapes = [SHAPES[n] for n in rng.choice([0, 1, 2, 3, 5], rng.integers(1, 4))]
+    states = [np.asarray(rng.normal(size=(FLOWS, *shape)), kind) for shape in shapes]
+    shared = [np.asarray(rng.normal(size=shape).round(), kind) for shape in shapes]
+    plan = int(rng.integers(2**31))
+
+    def slope(state, common):
+        draw = np.random.default_rng(plan)
+        pool = [*state, *common]
+        for _ in range(draw.integers(2, 7)):
+            pool.append(smooth(draw, pool))
+        slopes = []
+        for old in state:
+            like = [v for v in pool if v.shape == old.shape]
+            x = like[draw.integers(len(like))]
+            slopes.append((2 * x / (1 + x * x) - draw.random() * old).astype(old.dtype))
+        return slopes
+
+    return states, shared, slope
+
+
+FLOWS = 11  # runs of a random flow
+TARGETS = np.asarray([0.0, 0.3, 0.3, 2.0, 7.0])
+
+
+def written_out(slope, y, tolerance, kind):
+    """The weights at the targets: the pair of Tsitouras with proportional and integral control."""
+    norm = lambda x, scale: np.sqrt(np.mean((x / scale) ** 2))  # noqa: E731
+    ground = max(np.sqrt(np.mean(np.square(y, dtype=float))), np.finfo(kind).tiny)
+    t, last, found, mark = 0.0, 0.0, [], 0
+    k0, size = slope(y), tolerance * (ground + np.abs(y))
+    rise, weight = norm(k0, size), norm(y, size)
+    trial = 1e-6 if min(rise, weight) < 1e-5 else 0.01 * weight / rise
+    most = max(rise, norm(slope(np.asarray(y + trial * k0, kind)) - k0, size) / trial)
+    h = max(1e-6, trial * 1e-3) if most <= 1e-15 else (0.01 / most) ** 0.2
+    h = min(100 * trial, h)
+    while mark < len(TARGETS) and TARGETS[mark] <= t:
+        found, mark = [*found, y], mark + 1
+    while mark < len(TARGETS):
+        k = [k0]
+        for row in tsit5.A[1:]:
+            at = np.asarray(y + h * sum(a * b for a, b in zip(row, k, strict=True)), kind)
+            k.append(slope(at))
+        error = h * sum(e * b for e, b in zip(tsit5.ERROR, k, strict=True))
+        scale = tolerance * (ground + np.maximum(np.abs(y), np.abs(at)))
+        square = norm(error, scale) ** 2
+        while square < 1 and mark < len(TARGETS) and TARGETS[mark] <= t + h:
+            theta = (TARGETS[mark] - t) / h
+            powers = [theta] + [theta**2] * 6
+            dense = [
+                c * p * np.polynomial.Polynomial(rest)(theta)
+                for (c, rest), p in zip(tsit5.DENSE, powers, strict=True)
+            ]
+            inside = y + h * sum(d * b for d, b in zip(dense, k, strict=True))
+            found, mark = [*found, np.asarray(inside, kind)], mark + 1
+        logarithm = np.log2(np.clip(square, 1e-20, 1e20))
+        factor = tsit5.SAFETY * 2 ** (0.04 * last - 0.07 * logarithm)
+        factor = np.clip(factor, tsit5.SMALLEST, tsit5.LARGEST if square < 1 else tsit5.SAFETY)
+        if square < 1:
+            t, y, k0, last = t + h, at, k[-1], logarithm
+        h = h * factor
+    return np.stack(found)
+
+
+def compare_flow(one, tolerance, engine, options=()):
+    """(target, run) -> weights, by the fused flow and written out."""
+    states, shared, slope = one
+    leaves = [*shared, *(a[0] for a in states)]
+    shapes = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves)
+    own = (*[False] * len(shared), *[True] * len(states))
+    kind, count = states[0].dtype, len(shared)
+
+    def rise(*values):
+        return [jnp.asarray(True), *slope(list(values[count:]), list(values[:count]))]
+
+    def look(*values):
+        return {"weights": jnp.concatenate([v.reshape(-1) for v in values[count:]])}
+
+    traced = trace(rise, look, shapes, own, count, flows=True)
+    zeros = tuple(
+        ((a == 0) & ~np.signbit(a)).tobytes() if i < count else b"" for i, a in enumerate(leaves)
+    )
+    flat = [a.reshape(FLOWS, -1) for a in states]
+    start = np.concatenate(flat, axis=1)
+    given = {i: a.reshape(-1) for i, a in enumerate(shared)}
+    given |= {count + i: a for i, a in enumerate(flat)}
+    ground = np.sqrt(np.mean(np.square(start, dtype=float), axis=1))
+    course = flow_cpp.Course(*np.zeros((4, FLOWS)))
+    module = flow_cpp if engine == "C++" else flow_cuda
+    found = module.advance(
+        traced,
+        {i: given[i] for i in traced.read},
+        [given[i] for i in traced.carried],
+        course,
+        zeros,
+        np.append(TARGETS, TARGETS[-1]),
+        10_000,
+        (np.full(FLOWS, tolerance), ground),
+        np.ones(FLOWS, bool),
+        **({"cores": 1, "options": options} if engine == "C++" else {}),
+    )
+    ends = np.cumsum([a.shape[1] for a in flat])[:-1]
+    together = jax.jit(lambda *values: rise(*values)[1:])
+
+    def slopes(y):
+        parts = [p.reshape(a[0].shape) for p, a in zip(np.split(y, ends), states, strict=True)]
+        return np.concatenate([np.ravel(a) for a in together(*shared, *parts)])
+
+    wanted = np.stack([written_out(slopes, y, tolerance, kind) for y in start])
+    assert not np.asarray(found.odd).any()
+    return np.asarray(found.seen), wanted
+
+
+def fuzz_flows(count, seed=0, engine="C++", options=("-O1",)):
+    """The seeds of random flows that the fused loop and the solver written out follow apart."""
+    apart = []
+    for number in range(seed, seed + count):
+        one = flow_program(number)
+        single = one[0][0].dtype == np.float32
+        ours, theirs = compare_flow(one, 1e-3 if single else 1e-7, engine, options)
+        near = 1e-3 if single else 1e-9
+        if not np.allclose(ours, theirs, rtol=near, atol=near):
+            apart.append((number, float(np.abs(ours - theirs).max())))
+    return apart
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--programs", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine", default="CUDA" if jax.default_backend() == "gpu" else "C++")
+    parser.add_argument("--flows", type=int, default=0, help="random flows instead of programs")
     args = parser.parse_args(argv)
+    if args.flows:
+        apart = fuzz_flows(args.flows, args.seed, args.engine)
+        print(f"{args.flows} flows ran fused ({args.engine}), {len(apart)} differ", *apart[:10])
+        return 1 if apart else 0
     ran, reasons, wrong = fuzz(args.programs, args.seed, args.engine)
     for number, leaf, ours, theirs in wrong[:10]:
         print(f"program {number}, state {leaf}:\n{ours}\n{theirs}")

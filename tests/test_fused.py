@@ -62,7 +62,14 @@ def test_the_loop_of_the_cpu(monkeypatch):
     np.testing.assert_array_equal(fused["stopped"], pieces["stopped"])
 
 
-@pytest.mark.parametrize(("dynamics", "word"), [(icl.Flow(1e-6), "descent"), (DESCENT, "too few")])
+@pytest.mark.parametrize(
+    ("dynamics", "word"),
+    [
+        (icl.Flow(1e-6, solver=icl.Chebyshev()), "Tsit5"),
+        (icl.Flow(1e-6), "too few"),
+        (DESCENT, "too few"),
+    ],
+)
 def test_the_reason_for_vmap_is_said(monkeypatch, dynamics, word):
     monkeypatch.setattr(engine, "available", lambda: engine.CPP)
     assert word in icl.sweep(POPULATION, SEPARATE, dynamics, until=2).attrs["engine"]

@@ -7,26 +7,69 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray
 
 from iclflow.dynamics.base import AbstractDynamics, Recorder
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
 from iclflow.results.trajectory import RESULTS, Trajectory
 
+NO_STEP = 100  # units of the last place of the time, in which weights that diverge change
+
+
+class NextStep(eqx.Module):
+    """The step with which a fused flow goes on, so that a pause changes no bit of a run.
+
+    A step that reaches beyond a mark is made again from where it began. The weights at the mark
+    lie inside this step, and a solver that began from them would make other steps. Diffrax begins
+    from them and keeps no step: `size` is zero then.
+
+    - `weights`: the weights at the beginning of the step.
+    - `time`: when it begins.
+    - `size`: its length, or zero for a solver that begins anew from the weights of the model.
+    - `last`: the binary logarithm of the squared error of the step before, in tolerances.
+    """
+
+    weights: AbstractModel
+    time: Float[Array, "*runs"]
+    size: Float[Array, "*runs"]
+    last: Float[Array, "*runs"]
+
+    @classmethod
+    def anew(cls, model: AbstractModel) -> "NextStep":
+        """No step: a solver begins from the weights of the model."""
+        zero = jnp.zeros(())
+        return cls(eqx.filter(model, eqx.is_inexact_array), zero, zero, zero)
+
 
 class FlowState(eqx.Module):
     """Everything needed to go on with a flow."""
 
     model: AbstractModel
-    mark: Float[Array, ""]  # the time t/τ reached
-    scale: Float[Array, ""]  # size of the initial weights: what the absolute tolerance refers to
+    mark: Float[Array, "*runs"]  # the time t/τ reached
+    scale: Float[Array, "*runs"]  # of the initial weights: what the absolute tolerance refers to
     result: RESULTS
+    step: NextStep
 
     @property
     def stopped(self) -> Float[Array, "*runs"]:
         """The last time that was computed."""
         return self.mark
+
+    @property
+    def running(self) -> Bool[Array, "*runs"]:
+        """Whether the run goes on."""
+        return self.result == RESULTS.finished
+
+
+def slope(loss: AbstractLoss, model: AbstractModel) -> AbstractModel:
+    """-½ ∂L/∂W (10): the slopes of the weights, where the model has its weights."""
+    gradient = eqx.filter_grad(lambda m: loss(m))(model)
+    return jax.tree.map(lambda g: -0.5 * g, gradient)
+
+
+def _real(value: ArrayLike) -> Any:
+    return jnp.asarray(value, float)
 
 
 class Flow(AbstractDynamics):
@@ -50,12 +93,12 @@ class Flow(AbstractDynamics):
     True
     """
 
-    tolerance: float | Float[Array, ""] = 1e-9
+    tolerance: Float[Array, "*runs"] = eqx.field(converter=_real, default=1e-9)
     max_steps: int = eqx.field(static=True, default=200_000)
     solver: Any = None
 
     def __check_init__(self) -> None:
-        if not isinstance(self.tolerance, Tracer) and not self.tolerance > 0:
+        if not isinstance(self.tolerance, Tracer) and not np.all(np.asarray(self.tolerance) > 0):
             raise ValueError(f"the tolerance must be positive, got {self.tolerance}")
         if self.max_steps < 1:
             raise ValueError(f"the flow needs at least one step, got {self.max_steps}")
@@ -87,7 +130,26 @@ class Flow(AbstractDynamics):
         leaves = jax.tree.leaves(eqx.filter(model, eqx.is_inexact_array))
         total = sum((jnp.sum(leaf**2) for leaf in leaves), jnp.zeros(()))
         count = sum(leaf.size for leaf in leaves)
-        return FlowState(model, jnp.zeros(()), jnp.sqrt(total / count), RESULTS.finished)
+        scale = jnp.sqrt(total / count)
+        return FlowState(model, jnp.zeros(()), scale, RESULTS.finished, NextStep.anew(model))
+
+    def renew(self, loss: AbstractLoss, state: FlowState) -> FlowState:
+        """The same without the step that it would go on with: it was made with the old loss."""
+        del loss
+        return eqx.tree_at(lambda s: s.step, state, NextStep.anew(state.model))
+
+    @property
+    def explicit(self) -> bool:
+        """Whether the solver is `diffrax.Tsit5()`, given or not."""
+        if self.solver is None:
+            return True
+        import diffrax
+
+        return type(self.solver) is diffrax.Tsit5 and self.solver == diffrax.Tsit5()
+
+    def ground(self, state: FlowState) -> Float[Array, "*runs"]:
+        """The weight below which the tolerance is absolute."""
+        return jnp.maximum(state.scale, jnp.finfo(state.scale.dtype).tiny)
 
     def advance(
         self,
@@ -103,22 +165,20 @@ class Flow(AbstractDynamics):
         marks = jnp.asarray(marks, float)
         weights, static = eqx.partition(state.model, eqx.is_inexact_array)
 
-        def slope(t: Any, y: Any, args: Any) -> Any:
-            now = loss.at(t)
-            gradient = eqx.filter_grad(lambda m: now(eqx.combine(m, static)))(y)
-            return jax.tree.map(lambda g: -0.5 * g, gradient)
+        def field(t: Any, y: Any, args: Any) -> Any:
+            return slope(loss.at(t), eqx.combine(y, static))
 
         def recorded(t: Any, y: Any, args: Any) -> dict:
             now = loss.at(t)
             return {name: f(eqx.combine(y, static), now) for name, f in record.items()}
 
-        absolute = self.tolerance * jnp.maximum(state.scale, jnp.finfo(marks.dtype).tiny)
+        absolute = self.tolerance * self.ground(state)
         solver = diffrax.Tsit5() if self.solver is None else self.solver
         if isinstance(solver, Rosenbrock):
             solver = solver.on(loss, state.model, self.tolerance, absolute)
         saves = [diffrax.SubSaveAt(ts=marks, fn=recorded), diffrax.SubSaveAt(t1=True)]
         solution = diffrax.diffeqsolve(
-            diffrax.ODETerm(slope),
+            diffrax.ODETerm(field),
             solver,
             t0=state.mark,
             t1=jnp.maximum(marks[-1], state.mark),
@@ -132,21 +192,22 @@ class Flow(AbstractDynamics):
         assert solution.ys is not None
         assert solution.ts is not None
         values, last = solution.ys
+        model = eqx.combine(jax.tree.map(lambda a: a[-1], last), static)
+        ended = jnp.sum(jnp.where(jnp.isfinite(solution.ts[1]), solution.ts[1], 0.0))
         limit = solution.result == diffrax.RESULTS.max_steps_reached
+        limit &= ~_stuck(loss.at(ended), model, ended)
         failed = RESULTS.where(limit, RESULTS.step_limit, RESULTS.diverged)
         result = RESULTS.where(
             solution.result == diffrax.RESULTS.successful, RESULTS.finished, failed
         )
         result = RESULTS.where(state.result == RESULTS.finished, result, state.result)
-        ended = jnp.sum(jnp.where(jnp.isfinite(solution.ts[1]), solution.ts[1], 0.0))
-        model = eqx.combine(jax.tree.map(lambda a: a[-1], last), static)
         return Trajectory(
             time=marks,
             step=marks,
             record=jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, jnp.nan), values),
             result=result,
             stopped=ended,
-            state=FlowState(model, ended, state.scale, result),
+            state=FlowState(model, ended, state.scale, result, NextStep.anew(model)),
         )
 
 
@@ -156,3 +217,13 @@ def _autonomous(solver: Any) -> bool:
     from iclflow.dynamics.rosenbrock import Rosenbrock
 
     return isinstance(solver, Rosenbrock | Chebyshev)
+
+
+def _stuck(loss: AbstractLoss, model: AbstractModel, time: Float[Array, ""]) -> Bool[Array, ""]:
+    """Whether no step can be short enough: the weights grow faster than the clock resolves."""
+    resolution = NO_STEP * jnp.finfo(time.dtype).eps * time
+    weights, slopes = (
+        sum((jnp.sum(a**2) for a in jax.tree.leaves(eqx.filter(m, eqx.is_inexact_array))), 0.0)
+        for m in (model, slope(loss, model))
+    )
+    return ~(resolution**2 * slopes < weights) & ~(slopes == 0)

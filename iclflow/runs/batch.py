@@ -14,7 +14,7 @@ from iclflow.dynamics import Descent
 from iclflow.losses import AbstractLoss
 from iclflow.losses.changing import piece_at
 from iclflow.runs import cost
-from iclflow.runs.fused.engine import VMAP, Fused, why_not
+from iclflow.runs.fused.engine import VMAP, Fused, unfit, why_not
 from iclflow.runs.fused.values import CannotFuse
 from iclflow.runs.labels import INTERRUPTED, outcome
 from iclflow.runs.plan import Batch, pieces, reach
@@ -200,7 +200,7 @@ def _fused(
     (loss, _, dynamics), (loss_axes, _, dynamics_axes) = batch.parts, batch.axes
     fused = Fused.of(loss, dynamics, state, (loss_axes is not None, dynamics_axes is not None))
     parts = (loss, dynamics, state)
-    could = fused.engine != VMAP and hasattr(dynamics, "attempt") and not loss.stochastic
+    could = fused.engine != VMAP and unfit(loss, dynamics) is None
     size, steps = _operations(batch), cost.steps_of(marks)
     if could and batch.engine in (None, VMAP):
         worth = cost.worth_compiling(fused.engine, size, batch.group, steps)

@@ -7,6 +7,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+from jax.core import Tracer
 
 # On a CPU XLA hands sums along an axis to a library; for the short ones of a batch of small models
 # that is up to seventy times slower than the loop it replaces (benchmarks/runs.py). Large matrix
@@ -23,17 +24,22 @@ def cores() -> int:
 
 
 def in_plain_loops(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` under `jit`, on a CPU with sums as plain loops; not to be nested in another.
+    """`function` under `jit`, on a CPU with sums as plain loops.
 
     JAX admits options of the compiler in the outermost `jit` alone, so `simulate`, which others
-    transform, goes without.
+    transform, goes without, and so does a call inside a transformation, such as a gradient.
     """
-    return lambda *args: _jitted(function)(*args)
+
+    def call(*args: Any) -> Any:
+        inside = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args))
+        return _jitted(function, not inside)(*args)
+
+    return call
 
 
 @functools.cache
-def _jitted(function: Callable[..., Any]) -> Callable[..., Any]:
-    options: dict[str, Any] = {"compiler_options": _options()}
+def _jitted(function: Callable[..., Any], outermost: bool) -> Callable[..., Any]:
+    options: dict[str, Any] = {"compiler_options": _options()} if outermost else {}
     return eqx.filter_jit(function, **options)
 
 

@@ -99,13 +99,13 @@ def _compiled(
 ) -> Callable[..., None] | CannotFuse:
     """The loop, or why there is none: a compiler that fails is not called twice."""
     try:
-        library = _library(source(program, write(program, zeros)), options)
+        found = library(source(program, write(program, zeros)), options)
     except CannotFuse as reason:
         return reason
 
     def loop(first: int, last: int, begin: int, end: int, *arrays: np.ndarray) -> None:
         numbers = (ctypes.c_longlong(n) for n in (first, last, begin, end, len(arrays[0])))
-        library.loop(*numbers, *(ctypes.c_void_p(a.ctypes.data) for a in arrays))
+        found.loop(*numbers, *(ctypes.c_void_p(a.ctypes.data) for a in arrays))
 
     return loop
 
@@ -120,7 +120,7 @@ def compiled(
     return found
 
 
-def _library(code: str, options: tuple[str, ...]) -> Any:
+def library(code: str, options: tuple[str, ...]) -> Any:
     """A compiled program, loaded into this process; its files are deleted."""
     command = shlex.split(compiler() or "c++")
     with tempfile.TemporaryDirectory(prefix="iclflow-") as folder:
@@ -171,7 +171,7 @@ def type_names() -> str:
     return f"{names}\ntypedef long long whole;"
 
 
-class _Rooms:
+class Rooms:
     """Rows of values, one room per type."""
 
     def __init__(self, owner: str) -> None:
@@ -197,7 +197,7 @@ def source(program: Program, written: Written) -> str:
     kinds = {name: np.dtype(leaf.dtype).name for name, leaf in leaves.items()}
     own = {name: leaf for name, leaf in leaves.items() if leaf.own}
     shared = {n: leaf for n, leaf in leaves.items() if not leaf.own}
-    state, scratch = _Rooms("state"), _Rooms("scratch")
+    state, scratch = Rooms("state"), Rooms("scratch")
     first = {name: state.take(kinds[name], leaf.size) for name, leaf in own.items()}
     places = {
         f"{name}_{j}": state.place(kinds[name], first[name] + j)
@@ -219,9 +219,9 @@ def source(program: Program, written: Written) -> str:
     ]
     shows += finite(written.look_checks)
     functions = [
-        _function("advance", _loops(written, written.step, stores, places, scratch), shared),
-        _function("look", _loops(written, written.look, shows, places, scratch), shared),
-        _function("inspect", _loops(written, [], finite(written.guarded), places, scratch), shared),
+        function("advance", loops(written, written.step, stores, places, scratch), shared),
+        function("look", loops(written, written.look, shows, places, scratch), shared),
+        function("inspect", loops(written, [], finite(written.guarded), places, scratch), shared),
     ]
     copies, back = [], []
     for name, leaf in own.items():
@@ -332,7 +332,13 @@ extern "C" void loop(whole first, whole last, whole begin, whole end, whole coun
 """
 
 
-def _function(name: str, lines: list[str], shared: dict[str, Any]) -> str:
+def function(
+    name: str,
+    lines: list[str],
+    shared: dict[str, Any],
+    arguments: str = "const whole step",
+    block: str = "Block",
+) -> str:
     """A function of a block; it is called, never copied, so that it is compiled in one way."""
     loads = [
         f"const auto {n}_{j} = shared.{n}[{j}];"
@@ -343,18 +349,18 @@ def _function(name: str, lines: list[str], shared: dict[str, Any]) -> str:
     ]
     return f"""
 static __attribute__((noinline)) void {name}(
-        Block& block, const Shared& shared, const whole step) {{
+        {block}& block, const Shared& shared, {arguments}) {{
 {indented([*loads, *lines], 4)}
 }}
 """
 
 
-def _loops(
+def loops(
     written: Written,
     text: list[Statement | Multiplied],
     last: list[Statement],
     places: dict[str, str],
-    scratch: _Rooms,
+    scratch: Rooms,
 ) -> list[str]:
     """Statements as loops over the lanes, cut at products with a shared matrix."""
     found: list[str] = []
@@ -395,7 +401,8 @@ def _lanes(statements: list[Statement], written: Written) -> list[str]:
         return []
     lines = [f"const {s.kind} {s.name}" if s.kind else s.name for s in statements]
     body = [f"{left} = {s.expression};" for left, s in zip(lines, statements, strict=True)]
-    clock = f"const {written.kinds['clock']} clock = {written.kinds['clock']}(step);"
+    kind = written.kinds.get("clock")
+    clock = f"const {kind} clock = {kind}(step);" if kind else ""
     loop = ["#pragma GCC ivdep", "for (int lane = 0; lane < LANES; lane++) {"]
     return ["{", f"    {clock}", *loop, *(f"    {line}" for line in body), "}", "}"]
 

@@ -4,6 +4,7 @@ import functools
 import importlib
 import importlib.util
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -156,7 +157,8 @@ def installed() -> bool:
     return importlib.util.find_spec("cupy") is not None
 
 
-def _cupy() -> Any:
+def cupy_module() -> Any:
+    """CuPy, which only a GPU needs."""
     return importlib.import_module("cupy")
 
 
@@ -169,7 +171,7 @@ def advance(
     running: Bool[Array, " runs"],
 ) -> tuple[list[Array], Array, Array, np.ndarray]:
     """As `cpp.advance`, on the arrays of a GPU."""
-    cupy = _cupy()
+    cupy = cupy_module()
     runs, read = running.shape[0], [*program.carried, *program.given]
     jax.block_until_ready((leaves, running))
     [device] = running.devices()
@@ -196,7 +198,7 @@ def advance(
         a.astype(bool) if program.leaves[i].dtype == bool else a
         for i, a in zip(program.carried, found[:-2], strict=True)
     ]
-    return carried, _by_run(found[-2], len(marks), program.seen_count), found[-1], flags
+    return carried, by_run(found[-2], len(marks), program.seen_count), found[-1], flags
 
 
 def _plain(array: Array) -> Array:
@@ -205,18 +207,24 @@ def _plain(array: Array) -> Array:
 
 
 @functools.partial(jax.jit, static_argnames=("marks", "count"))
-def _by_run(record: Array, marks: int, count: int) -> Array:
+def by_run(record: Array, marks: int, count: int) -> Array:
+    """Records [mark, numbers, run] as [run, mark, numbers]."""
     return jnp.moveaxis(record, 2, 0)[:, :marks, :count]
 
 
 @functools.lru_cache(maxsize=64)
 def _compiled(program: Program, zeros: tuple[bytes, ...] | None, device: int) -> Any:
     """The kernel and its constant memory, or why there is none."""
+    return patiently(lambda: _built(program, zeros, device))
+
+
+def patiently(built: Callable[[], Any]) -> Any:
+    """What is built, or why it is not: the compiler failed, or took longer than `PATIENCE`."""
     found: list[Any] = []
 
     def build() -> None:
         try:
-            found.append(_built(program, zeros, device))
+            found.append(built())
         except CannotFuse as reason:
             found.append(reason)
         except Exception as error:
@@ -241,20 +249,25 @@ def compiled(
 
 
 def _built(program: Program, zeros: tuple[bytes, ...] | None, device: int) -> Any:
-    cupy = _cupy()
+    cupy = cupy_module()
     written = write(program, zeros)
     with cupy.cuda.Device(device):
         module = cupy.RawModule(code=source(program, written), options=OPTIONS)
         kernel = module.get_function("train")
         kernel.max_dynamic_shared_size_bytes = SharedMemory(program).bytes
-        constants = {}
-        for i in program.given:
-            leaf = program.leaves[i]
-            if not leaf.own and not leaf.matrix:
-                place = module.get_global(written.arrays[i])
-                kind = np.uint8 if leaf.dtype == bool else leaf.dtype
-                constants[i] = cupy.ndarray(leaf.size, kind, place)
-    return kernel, constants
+        return kernel, constant_memory(cupy, module, program, written)
+
+
+def constant_memory(cupy: Any, module: Any, program: Program, written: Written) -> dict[int, Any]:
+    """Where a compiled kernel reads the arrays that all runs share, by leaf; matrices apart."""
+    found = {}
+    for i in program.given:
+        leaf = program.leaves[i]
+        if not leaf.own and not leaf.matrix:
+            place = module.get_global(written.arrays[i])
+            kind = np.uint8 if leaf.dtype == bool else leaf.dtype
+            found[i] = cupy.ndarray(leaf.size, kind, place)
+    return found
 
 
 def source(program: Program, written: Written) -> str:
@@ -308,8 +321,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK) train(
     for (int t = 0; t <= count; t++) {{
         for (int left = int((t < count ? marks[t] : end) - step); left > 0; left--) {{
             {clock}
-{indented(_lines(written.step, memory), 12)}
-            {_odd(written.checks)}
+{indented(lines_of(written.step, memory), 12)}
+            {not_finite(written.checks)}
             go = go && {written.succeeds.expression};
             if (go) {{
 {indented([*new, *store], 16)}
@@ -317,12 +330,12 @@ extern "C" __global__ void __launch_bounds__(BLOCK) train(
             }}
             step++;
         }}
-        {_odd(written.guarded, "")}
+        {not_finite(written.guarded, "")}
         if (t == count) break;
         {{
             {clock}
-{indented(_lines(written.look, memory), 12)}
-            {_odd(written.look_checks)}
+{indented(lines_of(written.look, memory), 12)}
+            {not_finite(written.look_checks)}
             if (index < runs) {{
 {indented(shows, 16)}
             }}
@@ -336,13 +349,14 @@ extern "C" __global__ void __launch_bounds__(BLOCK) train(
 """
 
 
-def _odd(names: list[str], while_running: str = "go && ") -> str:
+def not_finite(names: list[str], while_running: str = "go && ") -> str:
     """A line that notes a run with a number that is not finite."""
     fine = " && ".join(f"finite_({name})" for name in names)
     return f"odd = odd || ({while_running}!({fine}));" if names else ""
 
 
-def _lines(text: list[Statement | Multiplied], memory: SharedMemory) -> list[str]:
+def lines_of(text: list[Statement | Multiplied], memory: SharedMemory) -> list[str]:
+    """The statements as lines of a kernel."""
     found: list[str] = []
     for line in text:
         if isinstance(line, Statement):

@@ -11,10 +11,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array
 
+from iclflow.dynamics import Flow, FlowState
+from iclflow.dynamics.flow import NextStep, slope
+from iclflow.results.trajectory import RESULTS
 from iclflow.runs.compiling import cores
-from iclflow.runs.fused import cpp, cuda
+from iclflow.runs.fused import cpp, cuda, flow_cpp, flow_cuda
 from iclflow.runs.fused.program import TERMS, Program, trace, write
 from iclflow.runs.fused.values import CannotFuse
 from iclflow.runs.transfer import to_host
@@ -22,6 +26,7 @@ from iclflow.runs.transfer import to_host
 VMAP, CPP, CUDA = "vmap", "C++", "CUDA"
 WIDEST = 256  # numbers of a run: beyond, registers and compilers give up
 OFFSETS = 2**31  # a kernel counts its numbers and its steps in 32 bits
+SMALLEST = 1e-30  # initial weights of a flow: its errors are compared in single precision
 LONGEST = 128  # features of moments (D = 5): the text and its compiler's time grow with them
 NEEDED = {
     "cpu": "a fused loop needs a C++ compiler: c++, g++, clang++, or what CXX names",
@@ -55,13 +60,19 @@ class Fused:
             jax.tree.map(lambda _, mine=mine: mine, eqx.filter(part, eqx.is_array))
             for part, mine in parts
         )
+        if isinstance(dynamics, Flow):
+            return FusedFlow((loss, state.model))
         for name in dynamics.shared:
             state = eqx.tree_at(lambda s, n=name: getattr(s, n), state, False)
         return cls((loss, dynamics, state))
 
+    def traced(self, parts: tuple[Any, Any, Any]) -> Any:
+        """What the program is a function of."""
+        return parts
+
     def program(self, parts: tuple[Any, Any, Any], record: dict[str, Callable]) -> Program:
         """What one run does."""
-        return _program(parts, self.own, record)
+        return _program(self.traced(parts), self.own, record)
 
     def zeros(
         self, parts: tuple[Any, Any, Any], record: dict[str, Callable]
@@ -71,7 +82,7 @@ class Fused:
         A negative zero is not among them: 1 / -0 is not 1 / 0. None if one of the shared numbers is
         not finite, because then a zero may not be dropped.
         """
-        leaves = jax.tree.leaves(eqx.filter(parts, eqx.is_array))
+        leaves = jax.tree.leaves(eqx.filter(self.traced(parts), eqx.is_array))
         kinds = zip(leaves, self.program(parts, record).leaves, strict=True)
         known = [a if f.used and not f.own and f.real else None for a, f in kinds]
         found = jax.device_get(known)
@@ -87,15 +98,17 @@ class Fused:
         """Compile the loop. None, or the reason why it cannot be compiled."""
         self.record = record
         try:
-            program, zeros = self.program(parts, record), self.zeros(parts, record)
-            if self.engine == CUDA:
-                [device] = parts[2].running.devices()
-                cuda.compiled(program, zeros, device.local_hardware_id)
-            else:
-                cpp.compiled(program, zeros)
+            self._compile(self.program(parts, record), self.zeros(parts, record), parts[2].running)
         except Exception as error:
             return reason_of(error)
         return None
+
+    def _compile(self, program: Program, zeros: Any, running: Any) -> None:
+        if self.engine == CUDA:
+            [device] = running.devices()
+            cuda.compiled(program, zeros, device.local_hardware_id)
+        else:
+            cpp.compiled(program, zeros)
 
     def advance(
         self, parts: tuple[Any, Any, Any], marks: np.ndarray, record: dict[str, Callable]
@@ -130,6 +143,73 @@ class Fused:
         return Advanced(state, _recorded(program, seen) if len(looks) else {})
 
 
+class FusedFlow(Fused):
+    """A fused flow for batches of one kind. Its program has the slope of the weights for a step."""
+
+    def traced(self, parts: tuple[Any, Any, Any]) -> Any:
+        """Loss and weights: a slope depends on neither tolerance nor time."""
+        loss, _, state = parts
+        return loss, state.model
+
+    def _compile(self, program: Program, zeros: Any, running: Any) -> None:
+        if self.engine == CUDA:
+            [device] = running.devices()
+            flow_cuda.compiled(program, zeros, device.local_hardware_id)
+        else:
+            flow_cpp.compiled(program, zeros)
+
+    def _advance(
+        self, parts: tuple[Any, Any, Any], marks: np.ndarray, record: dict[str, Callable]
+    ) -> Advanced:
+        _, dynamics, state = parts
+        times, place = np.unique(marks, return_inverse=True)  # a piece repeats its last mark
+        targets = np.append(times if record else times[:0], times[-1])
+        program = self.program(parts, record or self.record)
+        leaves = jax.tree.leaves(eqx.filter(self.traced(parts), eqx.is_array))
+        ground = dynamics.ground(state)
+        tolerance = jnp.broadcast_to(jnp.asarray(dynamics.tolerance, ground.dtype), ground.shape)
+        if jnp.any((ground > jnp.finfo(ground.dtype).tiny) & (ground < SMALLEST)):
+            raise CannotFuse(f"it follows no flow from weights below {SMALLEST:g}")
+        course = flow_cpp.Course(state.mark, state.step.time, state.step.size, state.step.last)
+        start = ({i: leaves[i] for i in program.read}, jax.tree.leaves(state.step.weights), course)
+        tolerances, running = (tolerance, ground), state.running
+        loop: Callable[..., flow_cpp.Flowed] = flow_cuda.advance
+        if self.engine == CPP:
+            start, tolerances, running = jax.tree.map(np.asarray, (start, tolerances, running))
+            loop = functools.partial(flow_cpp.advance, cores=cores())
+        zeros, how = self.zeros(parts, record or self.record), (targets, dynamics.max_steps)
+        found = loop(program, *start, zeros, *how, tolerances, running)
+        if (odd := found.odd).any():  # 0·∞ is NaN: those runs again, without dropping zeros
+            again = loop(program, *start, None, *how, tolerances, running & odd)
+            chosen = lambda a, b: jnp.where(odd.reshape(-1, *[1] * (a.ndim - 1)), b, a)  # noqa: E731
+            found = jax.tree.map(chosen, found, again)
+        seen = _recorded(program, found.seen[:, place]) if record else {}
+        return Advanced(_flowed(state, found._replace(seen=None)), seen)
+
+
+@eqx.filter_jit
+def _flowed(state: FlowState, found: flow_cpp.Flowed) -> FlowState:
+    """The state of a flow at its last mark."""
+    arrays, static = eqx.partition(state.model, eqx.is_inexact_array)
+    leaves, tree = jax.tree.flatten(arrays)
+    model, ahead = (
+        jax.tree.unflatten(
+            tree, [a.reshape(like.shape) for a, like in zip(some, leaves, strict=True)]
+        )
+        for some in (found.weights, found.ahead)
+    )
+    reached, *rest = (a.astype(state.mark.dtype) for a in found.course)
+
+    def ended(how: Any, before: Any) -> Any:
+        result = RESULTS.where(how == flow_cpp.STEP_LIMIT, RESULTS.step_limit, RESULTS.diverged)
+        result = RESULTS.where(how == flow_cpp.FINISHED, RESULTS.finished, result)
+        return RESULTS.where(before == RESULTS.finished, result, before)
+
+    result = eqx.filter_vmap(ended)(found.ends, state.result)
+    model = eqx.combine(model, static)
+    return FlowState(model, reached, state.scale, result, NextStep(ahead, *rest))
+
+
 def reason_of(error: Exception) -> str:
     """Why there is no fused loop, in one line."""
     if isinstance(error, CannotFuse):
@@ -158,11 +238,13 @@ def why_not(
     is compiled here; `Fused.prepare` does it, and has reasons of its own.
     """
     (loss, dynamics, _), engine = parts, fused.engine
-    if not hasattr(dynamics, "attempt") or loss.stochastic:
-        return "only descent on a loss without noise is fused"
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(parts)):
+        return "a gradient or another transformation of JAX goes through these runs"
+    if reason := unfit(loss, dynamics):
+        return reason
     if engine == VMAP:
         return NEEDED["gpu" if jax.default_backend() == "gpu" else "cpu"]
-    if marks[-1] >= OFFSETS:
+    if not isinstance(dynamics, Flow) and marks[-1] >= OFFSETS:
         return "a fused loop makes fewer than 2^31 steps"
     try:
         program = fused.program(parts, record)
@@ -181,6 +263,17 @@ def why_not(
     return None
 
 
+def unfit(loss: Any, dynamics: Any) -> str | None:
+    """Why runs of a kind are never fused, whatever their number; None if they may be."""
+    if loss.stochastic:
+        return "a loss with noise is not fused"
+    if isinstance(dynamics, Flow):
+        if loss.drifts:
+            return "a flow of a loss that drifts is not fused"
+        return None if dynamics.explicit else "of the solvers of a flow, only Tsit5 is fused"
+    return None if hasattr(dynamics, "attempt") else "only descent and flows are fused"
+
+
 def _program(parts: Any, own: Any, record: dict[str, Callable]) -> Program:
     """The program of (loss, dynamics, state), traced once for all parts of one structure."""
     arrays, static = eqx.partition(parts, eqx.is_array)
@@ -188,7 +281,7 @@ def _program(parts: Any, own: Any, record: dict[str, Callable]) -> Program:
     mine = tuple(jax.tree.leaves(own))
     shapes = [a.shape[1:] if m else a.shape for a, m in zip(leaves, mine, strict=True)]
     one = tuple(jax.ShapeDtypeStruct(s, a.dtype) for s, a in zip(shapes, leaves, strict=True))
-    first = len(leaves) - len(jax.tree.leaves(arrays[2]))
+    first = len(leaves) - len(jax.tree.leaves(arrays[-1]))
     rest, shape = jax.tree.flatten(static)
     known = (tree, one, mine, first, shape, tuple(rest), tuple(record.items()))
     try:
@@ -202,6 +295,7 @@ def _traced(
     tree: Any, one: Any, mine: Any, first: int, shape: Any, rest: Any, record: Any
 ) -> Program:
     static = jax.tree.unflatten(shape, rest)
+    flows = len(static) == 2  # loss and weights, and no dynamics
 
     def whole(flat: tuple[Any, ...]) -> Any:
         return eqx.combine(jax.tree.unflatten(tree, flat), static)
@@ -210,14 +304,19 @@ def _traced(
         loss, dynamics, state = whole(flat)
         return jax.tree.leaves(eqx.filter(dynamics.attempt(loss, state), eqx.is_array))
 
+    def rise(*flat: Any) -> list[Any]:
+        loss, model = whole(flat)
+        after = eqx.combine(slope(loss, model), model)
+        return [jnp.asarray(True), *jax.tree.leaves(eqx.filter(after, eqx.is_array))]
+
     def look(*flat: Any) -> Any:
-        loss, _, state = whole(flat)
-        now = loss.at(state.mark)
-        found = {name: function(state.model, now) for name, function in record}
+        loss, *_, last = whole(flat)
+        model, now = (last, loss) if flows else (last.model, loss.at(last.mark))
+        found = {name: function(model, now) for name, function in record}
         # The record of a run that failed is NaN, so that whole numbers are recorded as reals.
         return jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(a, float)), found)
 
-    return trace(step, look, one, mine, first)
+    return trace(rise if flows else step, look, one, mine, first, flows)
 
 
 def _flat(array: Any, leaf: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What one run does, traced once: a step and a look, as functions of the leaves of its state."""
+"""What one run does, traced once: a step, or a slope, and a look, as functions of its leaves."""
 
 import dataclasses
 import math
@@ -55,10 +55,13 @@ class Leaf(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)  # by identity: compiled loops are cached by program
 class Program:
-    """A step and a look of one run on its leaves: those of loss, dynamics and state, in order."""
+    """A step and a look of one run on its leaves: those of loss, dynamics and state, in order.
+
+    The step of a flow is its slope: where a step has the new value of a leaf, it has the slope.
+    """
 
     leaves: tuple[Leaf, ...]
-    clock: int  # the leaf that counts the steps
+    clock: int | None  # the leaf that counts the steps; None for a flow, which has no such leaf
     step: Any  # jaxpr: leaves -> whether the step succeeds, leaves of the state
     look: Any  # jaxpr: leaves -> what is recorded
     recorded: Any  # the tree of what is recorded, of shapes
@@ -76,7 +79,7 @@ class Program:
     @property
     def read(self) -> list[int]:
         """The leaves that a loop needs."""
-        return [*self.carried, *self.given, self.clock]
+        return [*self.carried, *self.given, *([] if self.clock is None else [self.clock])]
 
     @property
     def dtype(self) -> Any:
@@ -108,6 +111,7 @@ def trace(
     shapes: tuple[Any, ...],
     own: tuple[bool, ...],
     first: int,
+    flows: bool = False,
 ) -> Program:
     """The program of a run whose state is some of its leaves.
 
@@ -117,6 +121,7 @@ def trace(
     - `own`: whether every run has its own value of a leaf.
     - `first`: the leaves of the state are those from this one on; the one leaf of the state that
       changes and that all runs share counts the steps.
+    - `flows`: whether `step` gives the slopes of the leaves; nothing counts steps then.
     """
     stepping = jax.make_jaxpr(step)(*shapes)
     looking, recorded = jax.make_jaxpr(look, return_shape=True)(*shapes)
@@ -130,13 +135,13 @@ def trace(
             raise CannotFuse("a step changes the shape or the type of the state")
     used = _used(stepping.jaxpr, [True, *changes[first:]]) | _used(looking.jaxpr)
     clocks = [i for i, mine in enumerate(own) if changes[i] and not mine]
-    if len(clocks) != 1:
+    if len(clocks) != (not flows):
         raise CannotFuse("all runs must share their counter of steps and nothing else")
     leaves = tuple(
         Leaf(tuple(a.shape), a.dtype, mine, i >= first, changes[i], i in used)
         for i, (a, mine) in enumerate(zip(shapes, own, strict=True))
     )
-    return Program(leaves, clocks[0], stepping, looking, recorded)
+    return Program(leaves, None if flows else clocks[0], stepping, looking, recorded)
 
 
 def _used(jaxpr: Any, outputs: list[bool] | None = None) -> set[int]:
@@ -192,9 +197,10 @@ def write(program: Program, zeros: tuple[bytes, ...] | None) -> Written:
 
     def values(text: Text) -> list[Any]:
         found: list[Any] = [None] * len(leaves)
-        clock = np.empty((), object)
-        clock[()] = Name("clock", leaves[program.clock].dtype)
-        found[program.clock] = clock
+        if program.clock is not None:
+            clock = np.empty((), object)
+            clock[()] = Name("clock", leaves[program.clock].dtype)
+            found[program.clock] = clock
         for i, name in arrays.items():
             leaf = leaves[i]
             if leaf.matrix:
@@ -230,16 +236,19 @@ def write(program: Program, zeros: tuple[bytes, ...] | None) -> Written:
     shared = {
         f"{n}_{j}" for i, n in arrays.items() if not leaves[i].own for j in range(leaves[i].size)
     }
-    checks = _unseen(stepping, changed, guarded, shared)
+    flows = program.clock is None
+    checks = _unseen(stepping, changed, guarded, shared, flows)
     look_checks = [_name(looking, value) for value in looking.dropped]
     kinds = {f"{n}_{j}": np.dtype(leaves[i].dtype).name for i, n in arrays.items()
              for j in range(leaves[i].size) if not leaves[i].matrix}  # fmt: skip
+    if program.clock is not None:
+        kinds["clock"] = np.dtype(leaves[program.clock].dtype).name
     return Written(
         arrays=arrays,
-        kinds=kinds | {"clock": np.dtype(leaves[program.clock].dtype).name},
+        kinds=kinds,
         step=stepping.lines,
         succeeds=well,
-        after={name: value for name, value in changed.items() if value.expression != name},
+        after={n: value for n, value in changed.items() if flows or value.expression != n},
         checks=checks,
         guarded=guarded if stepping.dropped else [],
         look=looking.lines,
@@ -253,12 +262,13 @@ def _name(text: Text, value: Name | Product) -> str:
 
 
 def _unseen(
-    text: Text, after: dict[str, Output], guarded: list[str], shared: set[str]
+    text: Text, after: dict[str, Output], guarded: list[str], shared: set[str], flows: bool
 ) -> list[str]:
     """The dropped values of a step whose infinity or NaN no later look at the state would show.
 
     A value shows if it reaches an entry of the state that keeps an infinity or NaN from step to
-    step. Most do: new weights are old weights plus something.
+    step. Most do: new weights are old weights plus something. The control of a flow sees all
+    slopes, so that there a value shows if it reaches one of them.
     """
     if not text.dropped:
         return []
@@ -280,7 +290,7 @@ def _unseen(
                 shown.add(name)
                 queue += backwards.get(name, ())
         fewer = keeping & shown
-        if fewer == keeping:
+        if flows or fewer == keeping:
             break
         keeping = fewer
     hidden = []

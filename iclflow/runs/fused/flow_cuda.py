@@ -1,0 +1,383 @@
+"""The fused flow as one CUDA kernel (CuPy): one thread per run, each with a step of its own.
+
+The slopes of a step are more numbers than a thread has registers. They lie in the thread's local
+memory, which the first cache of the processor holds. The slope is a function that is called and
+never copied, so that the compiler sees it once. A thread whose run is over takes the next run that
+nobody has begun.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from iclflow.runs.fused.cpp import indented, type_names
+from iclflow.runs.fused.cuda import (
+    BLOCK,
+    HEAD,
+    OPTIONS,
+    PRODUCT,
+    SharedMemory,
+    by_run,
+    constant_memory,
+    cupy_module,
+    lines_of,
+    not_finite,
+    patiently,
+)
+from iclflow.runs.fused.flow_cpp import (
+    DIVERGED,
+    FINISHED,
+    STEP_LIMIT,
+    Course,
+    Flowed,
+    dense_weights,
+    weight_rows,
+    weight_type,
+)
+from iclflow.runs.fused.program import Program, Written, write
+from iclflow.runs.fused.rules import FUNCTIONS
+from iclflow.runs.fused.tsit5 import CONTROL, DENSE, ERROR, A
+from iclflow.runs.fused.values import CannotFuse
+
+WAVES = 16  # blocks of threads per processor of the GPU; those beyond the resident ones find no run
+BITS = """
+FUNCTION whole bits_of(double x) { return __double_as_longlong(x); }
+FUNCTION double real_of(whole x) { return __longlong_as_double(x); }
+"""
+
+
+def source(program: Program, written: Written) -> str:
+    """The kernel."""
+    real, seen = weight_type(program), np.dtype(program.dtype).name
+    leaves = {name: program.leaves[i] for i, name in written.arrays.items()}
+    kinds = {name: np.dtype(leaf.dtype).name for name, leaf in leaves.items()}
+    rows = weight_rows(program, written)
+    width = sum(leaves[name].size for name in rows)
+    memory = SharedMemory(program)
+    constant = {n: leaf for n, leaf in leaves.items() if not leaf.own and not leaf.matrix}
+    fixed = {n: leaf for n, leaf in leaves.items() if leaf.own and n not in rows}
+    weights = {f"{n}_{j}": row + j for n, row in rows.items() for j in range(leaves[n].size)}
+    load = [f"const real {name} = y[{row}];" for name, row in weights.items()]
+    load += [
+        f"const {kinds[n]} {n}_{j} = {n}[{j}];" for n in constant for j in range(constant[n].size)
+    ]
+    load += [
+        f"const {kinds[n]} {n}_{j} = of.{n}[{j} * of.runs + run];"
+        for n, leaf in fixed.items()
+        for j in range(leaf.size)
+    ]
+    slopes = [f"dy[{weights[name]}] = {value.expression};" for name, value in written.after.items()]
+    shows = [
+        f"shown[{j} * of.runs] = finite_({value.expression}) ? {seen}({value.expression}) : "
+        f"{seen}(NOT_A_NUMBER);"
+        for j, value in enumerate(written.seen)
+    ]
+    constants = [
+        f"__constant__ {kinds[n]} {n}[{max(1, leaf.size)}];" for n, leaf in constant.items()
+    ]
+    memory_argument = ", real_of_matrix* room" if memory.places else ""
+    room = ", room" if memory.places else ""
+    given = [n for n in leaves if n not in constant]
+    arrays = [f"{'' if n in rows else 'const '}{kinds[n]}* {n}" for n in given]
+    arrays += [f"{kinds[n]}* {n}_ahead" for n in rows]
+    begin, keep, fill = [], [], []
+    for name, row in rows.items():
+        each = f"#pragma unroll 4\nfor (int j = 0; j < {leaves[name].size}; j++)"
+        place = "[j * runs + run]"
+        begin.append(f"{each} y[{row} + j] = (size[run] > 0 ? {name}_ahead : {name}){place};")
+        keep.append(f"{each} {name}_ahead{place} = y[{row} + j];")
+        fill.append(f"{each} {name}{place} = from[{row} + j];")
+    stages = []
+    for n, row in enumerate(A):
+        if not row:
+            continue
+        error = f" error[i] = {_combined(ERROR[:-1])};" if n == 6 else ""
+        stages += [
+            f"EACH {{ at[i] = multiply_add(step, {_combined(row)}, y[i]);{error} }}",
+            f"slope(of, run, at, k[{n}], odd{room});",
+        ]
+    dense = "y[i]"
+    for j in range(len(DENSE)):
+        dense = f"multiply_add(dense[{j}], k[{j}][i], {dense})"
+    inside = [
+        "const double theta = (TIME - t) / h, size = h;",
+        f"const real dense[7] = {{{', '.join(dense_weights('real'))}}};",
+        f"EACH error[i] = {dense};",
+    ]
+    return f"""
+{HEAD}
+{type_names()}
+typedef {real} real;
+typedef {memory.kind} real_of_matrix;
+constexpr int BLOCK = {BLOCK}, WEIGHTS = {width}, SEEN = {program.seen_count};
+constexpr bool DROPS = {"true" if written.guarded else "false"};
+{FUNCTIONS}
+{BITS}
+{CONTROL}
+{indented(constants, 0)}
+{PRODUCT.replace("real", "real_of_matrix") if memory.places else ""}
+#define EACH _Pragma("unroll 9") for (int i = 0; i < WEIGHTS; i++)
+// Threads that share a matrix go through its products together.
+#define ANY(x) {"__syncthreads_or(x)" if memory.places else "(x)"}
+struct Given {{
+    whole runs;
+    {" ".join(f"const {kinds[n]}* {n};" for n in fixed)}
+}};
+__device__ __noinline__ void slope(
+        const Given& of, const whole run, const real* y, real* dy, bool& odd{memory_argument}) {{
+{indented(load, 4)}
+{indented(lines_of(written.step, memory), 4)}
+{indented(slopes, 4)}
+    {not_finite(written.checks, "")}
+}}
+__device__ __noinline__ void look(const Given& of, const whole run, const real* y, {seen}* shown,
+        const bool here, bool& odd{memory_argument}) {{
+{indented(load, 4)}
+{indented(lines_of(written.look, memory), 4)}
+    if (here) {{
+{indented(shows, 8)}
+        {not_finite(written.look_checks, "")}
+    }}
+}}
+__device__ double norm(
+        const real* x, const real* less, const real* y, double inverse, double ground) {{
+    double total = 0;
+    EACH {{
+        const double part = double(x[i] - (less ? less[i] : real(0))) * inverse
+            / (ground + absolute(double(y[i])));
+        total += part * part;
+    }}
+    return sqrt(total / WEIGHTS);
+}}
+extern "C" __global__ void __launch_bounds__(BLOCK) flow(
+        unsigned long long* queue, const whole runs, const whole count, const whole limit,
+        const double* __restrict__ targets, const unsigned char* __restrict__ alive,
+        const double* __restrict__ tolerance, const double* __restrict__ grounds, double* reached,
+        double* time, double* size, double* last, signed char* ends, unsigned char* odds,
+        {seen}* record, {", ".join(arrays)}) {{
+    {"extern __shared__ __align__(16) real_of_matrix room[];" if memory.places else ""}
+{indented(memory.load(written.arrays), 4)}
+    const Given of{{{", ".join(["runs", *fixed])}}};
+    real y[WEIGHTS], at[WEIGHTS], error[WEIGHTS], k[7][WEIGHTS];
+    double t = 0, h = 0, before = 0, inverse = 0;
+    real ground = 1;
+    whole run = 0, made = 0;
+    int mark = 0;
+    bool going = false, more = true, odd = false;
+    EACH y[i] = at[i] = k[0][i] = 0;
+    for (;;) {{
+        bool begun = false, trial = false;
+        while (!going && more) {{
+            const whole n = atomicAdd(queue, 1ULL);
+            more = n < runs;
+            if (!more) break;
+            odds[n] = 0;
+            run = n;
+            if (!alive[n]) {{
+                for (whole j = 0; j < count * SEEN; j++)
+                    record[j * runs + n] = {seen}(NOT_A_NUMBER);
+                continue;
+            }}
+{indented(begin, 12)}
+            going = begun = true;
+            trial = !(size[n] > 0);
+            t = trial ? reached[n] : time[n];
+            h = size[n];
+            before = last[n];
+            inverse = 1 / tolerance[n];
+            ground = grounds[n];
+            made = mark = 0;
+            odd = false;
+        }}
+        if (!ANY(going)) break;
+        while (ANY(begun && mark < count && targets[mark] <= t)) {{
+            const bool here = begun && mark < count && targets[mark] <= t;
+            look(of, run, y, record + whole(mark) * SEEN * runs + run, here, odd{room});
+            mark += here;
+        }}
+        if (begun && targets[count] <= t) {{
+            ends[run] = {FINISHED};
+            odds[run] = odd;
+            going = begun = trial = false;
+        }}
+        if (ANY(begun)) {{
+            slope(of, run, y, error, odd{room});
+            if (begun) EACH k[0][i] = error[i];
+        }}
+        if (ANY(trial)) {{
+            const double weight = norm(y, nullptr, y, inverse, ground);
+            const double rise = norm(k[0], nullptr, y, inverse, ground);
+            const double step = weight < 1e-5 || rise < 1e-5 ? 1e-6 : 0.01 * (weight / rise);
+            EACH at[i] = y[i] + real(step) * k[0][i];
+            slope(of, run, at, error, odd{room});
+            if (trial) h = first_size(rise, norm(error, k[0], y, inverse, ground) / step, step);
+        }}
+        if (!ANY(going)) continue;
+        const real step = h;
+{indented(stages, 8)}
+        float total = 0;
+        {{
+            const real unit = step * real(inverse);
+            EACH {{
+                const real e = unit * multiply_add(real({ERROR[-1]!r}), k[6][i], error[i]);
+                const real a = absolute(y[i]), b = absolute(at[i]);
+                const float part = __fdividef(float(e), float(ground + (a > b ? a : b)));
+                total += part * part;
+            }}
+        }}
+        made++;
+        odd = odd || (DROPS && !finite_(total));
+        const double square = double(total) / WEIGHTS, now = logarithm(square), after = t + h;
+        const bool keep = square < 1;
+        const double factor = next_factor(now, before, keep);
+        while (ANY(going && keep && mark < count && targets[mark] <= after)) {{
+            const bool here = going && keep && mark < count && targets[mark] <= after;
+            const double TIME = here ? targets[mark] : t;
+{indented(inside, 12)}
+            look(of, run, error, record + whole(mark) * SEEN * runs + run, here, odd{room});
+            mark += here;
+        }}
+        bool over = false;
+        int how = {FINISHED};
+        double when = targets[count];
+        const real* from = error;
+        if (going && keep && targets[count] <= after) {{
+            const double TIME = targets[count];
+{indented(inside, 12)}
+            over = true;
+{indented(keep, 12)}
+        }} else if (going) {{
+            if (keep) {{
+                EACH {{
+                    y[i] = at[i];
+                    k[0][i] = k[6][i];
+                }}
+                t = after;
+                before = now;
+            }}
+            h *= factor;
+            const bool stuck = !(t + h > t);
+            if (stuck || made >= limit) {{
+                over = true;
+                how = stuck ? {DIVERGED} : {STEP_LIMIT};
+                when = t;
+                from = y;
+{indented(keep, 16)}
+            }}
+        }}
+        if (over) {{
+{indented(fill, 12)}
+            time[run] = t;
+            size[run] = h;
+            last[run] = before;
+            reached[run] = when;
+            ends[run] = how;
+            odds[run] = odd;
+            for (whole j = mark * SEEN; j < count * SEEN; j++)
+                record[j * runs + run] = {seen}(NOT_A_NUMBER);
+            going = false;
+        }}
+    }}
+}}
+"""
+
+
+def _combined(coefficients: list[float]) -> str:
+    """Σ c_j k_j as one chain of multiply-adds."""
+    found = ""
+    for j, c in enumerate(coefficients):
+        number = f"real({c!r})"
+        found = f"multiply_add({number}, k[{j}][i], {found})" if found else f"{number} * k[{j}][i]"
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(program: Program, zeros: tuple[bytes, ...] | None, device: int) -> Any:
+    return patiently(lambda: _built(program, zeros, device))
+
+
+def compiled(
+    program: Program, zeros: tuple[bytes, ...] | None, device: int = 0
+) -> tuple[Any, dict[int, Any]]:
+    """The kernel, and the constant memory of the arrays that all runs share."""
+    found = _compiled(program, zeros, device)
+    if isinstance(found, CannotFuse):
+        raise found
+    return found
+
+
+def _built(program: Program, zeros: tuple[bytes, ...] | None, device: int) -> Any:
+    cupy, written = cupy_module(), write(program, zeros)
+    with cupy.cuda.Device(device):
+        module = cupy.RawModule(code=source(program, written), options=OPTIONS)
+        kernel = module.get_function("flow")
+        if program.matrices:
+            kernel.max_dynamic_shared_size_bytes = SharedMemory(program).bytes
+        return kernel, constant_memory(cupy, module, program, written)
+
+
+def advance(
+    program: Program,
+    leaves: dict[int, Any],
+    ahead: list[Any],
+    course: Course,
+    zeros: tuple[bytes, ...] | None,
+    targets: np.ndarray,
+    limit: int,
+    tolerances: tuple[Any, Any],
+    running: Any,
+) -> Flowed:
+    """As `flow_cpp.advance`, on the arrays of a GPU."""
+    cupy, running = cupy_module(), jnp.asarray(running)
+    [device] = running.devices()
+    kernel, constants = compiled(program, zeros, device.local_hardware_id)
+    leaves = {i: jnp.asarray(a) for i, a in leaves.items()}
+    columns = _columns([leaves[i] for i in program.carried], [jnp.asarray(a) for a in ahead])
+    runs, count = running.shape[0], len(targets) - 1
+    numbers = [jnp.asarray(a, jnp.float64) for a in (*course, *tolerances)]
+    jax.block_until_ready((leaves, columns, numbers, running))
+    with cupy.cuda.Device(device.local_hardware_id):
+        there = lambda a: cupy.from_dlpack(a)  # noqa: E731
+        weights, before = ([there(a).copy() for a in some] for some in columns)
+        fixed = []
+        for i in program.given:
+            leaf, array = program.leaves[i], there(leaves[i])
+            if i in constants:
+                constants[i][...] = array.reshape(-1)
+            else:
+                array = array.reshape(runs, -1).T if leaf.own else array
+                fixed.append(cupy.ascontiguousarray(array))
+        # One number at least: an empty array has no place in memory.
+        record = cupy.empty((max(1, count), max(1, program.seen_count), runs), program.dtype)
+        reached, time, size, last, tolerance, ground = (there(a).copy() for a in numbers)
+        ends, odd = cupy.zeros(runs, np.int8), cupy.zeros(runs, np.uint8)
+        queue = cupy.zeros(1, np.uint64)
+        times = cupy.asarray(targets, np.float64)
+        alive = there(running.view(np.uint8))
+        given = (queue, np.int64(runs), np.int64(count), np.int64(limit), times, alive)
+        given += (tolerance, ground, reached, time, size, last, ends, odd, record)
+        processors = cupy.cuda.runtime.getDeviceProperties(device.local_hardware_id)
+        blocks = min(-(-runs // BLOCK), WAVES * processors["multiProcessorCount"])
+        shared = SharedMemory(program).bytes if program.matrices else 0
+        kernel((blocks,), (BLOCK,), (*given, *weights, *fixed, *before), shared_mem=shared)
+        cupy.cuda.get_current_stream().synchronize()
+        flags = cupy.asnumpy(odd).astype(bool)
+    found = [jnp.from_dlpack(a) for a in (*weights, *before)]
+    weights, ahead = _rows(found[: len(weights)]), _rows(found[len(weights) :])
+    course = Course(*(jnp.from_dlpack(a) for a in (reached, time, size, last)))
+    seen = by_run(jnp.from_dlpack(record), count, program.seen_count)
+    return Flowed(weights, ahead, course, seen, jnp.from_dlpack(ends), flags)
+
+
+@jax.jit
+def _columns(weights: list[Any], ahead: list[Any]) -> Any:
+    """[run, ...] as [numbers, run], as threads side by side read it."""
+    return jax.tree.map(lambda a: a.reshape(a.shape[0], -1).T, (weights, ahead))
+
+
+@jax.jit
+def _rows(columns: list[Any]) -> list[Any]:
+    return [a.T for a in columns]
