@@ -1,16 +1,24 @@
 """How many runs a second a sweep makes, by engine, and how much of the time is the host's.
 
     python benchmarks/runs.py [SEEDS] [STEPS]
+    python benchmarks/runs.py --flow [SEEDS] [UNTIL]
+    python benchmarks/runs.py --precision PICTURE
 
 The job: population descent, separate key and query of rank one, D = 4, H = 5, the loss at about
 150 steps. One sweep under `vmap`, one by the fused loop of this machine (a GPU, or a CPU with
 a C++ compiler), in the same process; their largest difference. The bare program is the
 `vmap` loop, called once more on runs that are drawn already: what is left of that sweep is the
 host's (plan, transfers, labels).
+
+`--flow` does the same with gradient flow of tolerance 1e-6 from weights of 0.07 until t/τ = 4,000,
+and has the errors of both engines against flows of tolerance 1e-11. Seconds are by the clock and of
+all cores' time: on a busy machine the second says more. `--precision` draws the errors of both
+engines at tolerances of 1e-4 to 1e-9 over the seconds that a run takes.
 """
 
-import sys
+import argparse
 import time
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -25,14 +33,20 @@ from iclflow.runs.simulate import SAVES
 
 
 def seconds(call, times=3):
-    began = time.perf_counter()
-    call()
-    first, found = time.perf_counter() - began, []
-    for _ in range(times):
-        began = time.perf_counter()
+    """The least seconds of some calls after the first, and how much longer the first took."""
+    clock, _, compiling = timed(call, times)
+    return clock, compiling
+
+
+def timed(call, times=3):
+    """The least seconds of some calls after the first, by the clock and of all cores; compiling."""
+    found = []
+    for _ in range(times + 1):
+        began, busy = time.perf_counter(), time.process_time()
         call()
-        found.append(time.perf_counter() - began)
-    return min(found), first - min(found)
+        found.append((time.perf_counter() - began, time.process_time() - busy))
+    clock, busy = min(found[1:])
+    return clock, busy, found[0][0] - clock
 
 
 def kernel(loss, descent, models, marks):
@@ -88,5 +102,108 @@ def main(seeds=1024, steps=10_000):
     print(f"difference     {apart:12.1e} of the loss at most")
 
 
+def flow_problem():
+    task = icl.Task([0.4, 0.3, 0.2, 0.1], 31)
+    return icl.Population(task), icl.Separate.initialiser(task, heads=5, scale=0.07)
+
+
+def by_engine(sweep, times=3):
+    """Seconds of a sweep by `vmap` and fused: (clock, all cores, compiling), None if there is none.
+
+    - `sweep`: makes one, and returns the Dataset.
+    """
+    own, worth = engine.available, cost.worth_compiling
+    found, kept = {}, {}
+    for name in ("vmap", "fused"):
+        if name == "fused" and own() == engine.VMAP:
+            continue
+
+        def call(name=name):
+            kept[name] = sweep()
+            assert kept[name].attrs["engine"].startswith(name), kept[name].attrs["engine"]
+
+        engine.available = own if name == "fused" else (lambda: engine.VMAP)
+        cost.worth_compiling = lambda *_: True
+        found[name] = timed(call, times)
+    engine.available, cost.worth_compiling = own, worth
+    return found, kept
+
+
+def errors(runs, exact):
+    """The largest and the root mean square error of the loss."""
+    apart = np.abs(runs["loss"].values[: len(exact)] - exact)
+    return apart.max(), np.sqrt(np.mean(apart**2))
+
+
+def flow(seeds, until):
+    loss, init = flow_problem()
+    sweep = lambda n, tolerance: icl.sweep(  # noqa: E731
+        loss, init, icl.Flow(tolerance), until=until, seeds=n
+    )
+    spent, kept = by_engine(lambda: sweep(seeds, 1e-6), 3 if seeds < 2**17 else 1)
+    exact = sweep(min(seeds, 64), 1e-11)["loss"].values if jax.config.jax_enable_x64 else None
+    device = f"{jax.devices()[0].device_kind}, {loss.power.dtype}"
+    print(f"{device}: {seeds} flows until t/τ = {until:g}")
+    for name, (clock, busy, compiling) in spent.items():
+        print(f"sweep, {name:6} {seeds / clock:12,.0f} runs/s  {clock:.3f} s, of all cores"
+              f" {busy:.3f} s; compiled in {compiling:.1f} s; {kept[name].attrs['engine']}"
+              )  # fmt: skip
+        if exact is not None:
+            largest, rms = errors(kept[name], exact)
+            print(f"   its error   {largest:12.1e} of the loss at most, {rms:.1e} root mean square")
+    if "fused" in spent:
+        clock, busy = (spent["vmap"][i] / spent["fused"][i] for i in (0, 1))
+        print(f"fused / vmap   {clock:12.1f} times by the clock, {busy:.1f} of all cores' time")
+
+
+def precision(path, seeds=256, until=4000.0):
+    """Errors over seconds per run at tolerances of 1e-4 to 1e-9, as numbers and as a picture."""
+    import matplotlib.pyplot as plt
+
+    loss, init = flow_problem()
+    sweep = lambda tolerance: icl.sweep(  # noqa: E731
+        loss, init, icl.Flow(tolerance), until=until, seeds=seeds
+    )
+    exact, points = sweep(1e-12)["loss"].values, {"vmap": [], "fused": []}
+    for tolerance in (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9):
+        spent, kept = by_engine(lambda t=tolerance: sweep(t))
+        for name, (_, busy, _) in spent.items():
+            points[name].append((busy / seeds, errors(kept[name], exact)[1]))
+            print(f"{name:6} {tolerance:.0e}: {busy / seeds * 1e6:8.0f} µs of a core per run,"
+                  f" error {points[name][-1][1]:.1e}", flush=True)  # fmt: skip
+    figure, axis = plt.subplots(figsize=(5.2, 3.4), layout="constrained")
+    labels = {"vmap": "Diffrax's Tsit5 under vmap", "fused": "fused (C++)"}
+    for (name, found), mark, colour in zip(
+        points.items(), "so", ("#0072b2", "#d55e00"), strict=True
+    ):
+        if found:
+            times, apart = zip(*found, strict=True)
+            axis.loglog(times, apart, f"{mark}-", color=colour, label=labels[name])
+    axis.set_xlabel("seconds of one core per run")
+    axis.set_ylabel("root mean square error of the loss")
+    axis.set_title("Gradient flow to t/τ = 4,000, tolerances 1e-4 … 1e-9", fontsize=10)
+    axis.grid(alpha=0.3, which="both", lw=0.4)
+    axis.legend()
+    figure.savefig(path)
+
+
+def command():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("seeds", type=int, nargs="?", default=1024)
+    parser.add_argument("length", type=float, nargs="?", help="steps, or t/τ of a flow")
+    parser.add_argument("--flow", action="store_true", help="gradient flow instead of descent")
+    parser.add_argument("--precision", type=Path, metavar="PICTURE", help="errors over seconds")
+    parser.add_argument("--double", action="store_true", help="double precision")
+    args = parser.parse_args()
+    if args.double or args.precision:
+        jax.config.update("jax_enable_x64", True)
+    if args.precision:
+        precision(args.precision)
+    elif args.flow:
+        flow(args.seeds, args.length or 4000.0)
+    else:
+        main(args.seeds, int(args.length or 10_000))
+
+
 if __name__ == "__main__":
-    main(*(int(a) for a in sys.argv[1:]))
+    command()

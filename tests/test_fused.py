@@ -14,6 +14,7 @@ from iclflow.dynamics.optimisers import Adam
 from iclflow.models import Blocks, draw_models
 from iclflow.runs import cost
 from iclflow.runs.fused import cpp, engine, rules
+from iclflow.runs.fused.program import write
 from iclflow.runs.vmapped import vmapped
 
 TASK = icl.Task([0.6, 0.3], 15)
@@ -97,9 +98,11 @@ def always(monkeypatch):
     """Every batch is worth compiling, by C++."""
     monkeypatch.setattr(engine, "available", lambda: engine.CPP)
     monkeypatch.setattr(cost, "worth_compiling", lambda *_: True)
-    cpp._compiled.cache_clear()
+    for kept in (cpp._compiled, write):
+        kept.cache_clear()
     yield
-    cpp._compiled.cache_clear()
+    for kept in (cpp._compiled, write):
+        kept.cache_clear()
 
 
 @pytest.mark.usefixtures("always")

@@ -183,7 +183,8 @@ class FusedFlow(Fused):
             again = loop(program, *start, None, *how, tolerances, running & odd)
             chosen = lambda a, b: jnp.where(odd.reshape(-1, *[1] * (a.ndim - 1)), b, a)  # noqa: E731
             found = jax.tree.map(chosen, found, again)
-        seen = _recorded(program, found.seen[:, place]) if record else {}
+        whole = found.seen if len(times) == len(marks) else found.seen[:, place]
+        seen = _recorded(program, whole) if record else {}
         return Advanced(_flowed(state, found._replace(seen=None)), seen)
 
 
@@ -356,5 +357,6 @@ def _recorded(program: Program, seen: Any) -> Any:
     ends = np.cumsum([shape.size for shape in shapes])
     parts = zip(shapes, np.split(seen, ends, axis=2)[:-1], strict=True)
     return jax.tree.unflatten(
-        tree, [part.reshape(*seen.shape[:2], *s.shape).astype(s.dtype) for s, part in parts]
+        tree,
+        [part.reshape(*seen.shape[:2], *s.shape).astype(s.dtype, copy=False) for s, part in parts],
     )

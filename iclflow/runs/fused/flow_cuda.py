@@ -42,11 +42,17 @@ from iclflow.runs.fused.rules import FUNCTIONS
 from iclflow.runs.fused.tsit5 import CONTROL, DENSE, ERROR, A
 from iclflow.runs.fused.values import CannotFuse
 
-WAVES = 16  # blocks of threads per processor of the GPU; those beyond the resident ones find no run
+THREADS = 64  # of a block; those that share a matrix are as many as in `cuda`
+CACHE = 240 * 2**10  # bytes of a processor's first cache, into which the memory of its threads fits
 BITS = """
 FUNCTION whole bits_of(double x) { return __double_as_longlong(x); }
 FUNCTION double real_of(whole x) { return __longlong_as_double(x); }
 """
+
+
+def threads(program: Program) -> int:
+    """How many threads a block has."""
+    return BLOCK if program.matrices else THREADS
 
 
 def source(program: Program, written: Written) -> str:
@@ -60,15 +66,22 @@ def source(program: Program, written: Written) -> str:
     constant = {n: leaf for n, leaf in leaves.items() if not leaf.own and not leaf.matrix}
     fixed = {n: leaf for n, leaf in leaves.items() if leaf.own and n not in rows}
     weights = {f"{n}_{j}": row + j for n, row in rows.items() for j in range(leaves[n].size)}
-    load = [f"const real {name} = y[{row}];" for name, row in weights.items()]
-    load += [
+    given = [
         f"const {kinds[n]} {n}_{j} = {n}[{j}];" for n in constant for j in range(constant[n].size)
     ]
-    load += [
+    given += [
         f"const {kinds[n]} {n}_{j} = of.{n}[{j} * of.runs + run];"
         for n, leaf in fixed.items()
         for j in range(leaf.size)
     ]
+    inside = [f"real {name} = 0;" for name in weights]
+    inside += [
+        "#pragma unroll 2",
+        "for (int j = 0; j < terms; j++) {",
+        "    const real c = of_k[j];",
+    ]
+    inside += [f"    {n} = multiply_add(c, k[j][{row}], {n});" for n, row in weights.items()]
+    inside += ["}", *(f"{n} = multiply_add(step, {n}, y[{row}]);" for n, row in weights.items())]
     slopes = [f"dy[{weights[name]}] = {value.expression};" for name, value in written.after.items()]
     shows = [
         f"shown[{j} * of.runs] = finite_({value.expression}) ? {seen}({value.expression}) : "
@@ -80,8 +93,9 @@ def source(program: Program, written: Written) -> str:
     ]
     memory_argument = ", real_of_matrix* room" if memory.places else ""
     room = ", room" if memory.places else ""
-    given = [n for n in leaves if n not in constant]
-    arrays = [f"{'' if n in rows else 'const '}{kinds[n]}* {n}" for n in given]
+    arrays = [
+        f"{'' if n in rows else 'const '}{kinds[n]}* {n}" for n in leaves if n not in constant
+    ]
     arrays += [f"{kinds[n]}* {n}_ahead" for n in rows]
     begin, keep, fill = [], [], []
     for name, row in rows.items():
@@ -89,30 +103,18 @@ def source(program: Program, written: Written) -> str:
         place = "[j * runs + run]"
         begin.append(f"{each} y[{row} + j] = (size[run] > 0 ? {name}_ahead : {name}){place};")
         keep.append(f"{each} {name}_ahead{place} = y[{row} + j];")
-        fill.append(f"{each} {name}{place} = from[{row} + j];")
-    stages = []
-    for n, row in enumerate(A):
-        if not row:
-            continue
-        error = f" error[i] = {_combined(ERROR[:-1])};" if n == 6 else ""
-        stages += [
-            f"EACH {{ at[i] = multiply_add(step, {_combined(row)}, y[i]);{error} }}",
-            f"slope(of, run, at, k[{n}], odd{room});",
-        ]
-    dense = "y[i]"
-    for j in range(len(DENSE)):
-        dense = f"multiply_add(dense[{j}], k[{j}][i], {dense})"
-    inside = [
-        "const double theta = (TIME - t) / h, size = h;",
-        f"const real dense[7] = {{{', '.join(dense_weights('real'))}}};",
-        f"EACH error[i] = {dense};",
-    ]
+        fill.append(f"{each} {name}{place} = y[{row} + j];")
+    table = ", ".join(f"{{{', '.join(map(repr, row or [1.0]))}}}" for row in A)
+    dense = ", ".join(dense_weights("real"))
+    inside_step = _combined([f"dense[{j}]" for j in range(len(DENSE))])
+    end = _combined([f"real({c!r})" for c in A[-1]])
+    error = _combined([f"real({c!r})" for c in ERROR])
     return f"""
 {HEAD}
 {type_names()}
 typedef {real} real;
 typedef {memory.kind} real_of_matrix;
-constexpr int BLOCK = {BLOCK}, WEIGHTS = {width}, SEEN = {program.seen_count};
+constexpr int BLOCK = {threads(program)}, WEIGHTS = {width}, SEEN = {program.seen_count};
 constexpr bool DROPS = {"true" if written.guarded else "false"};
 {FUNCTIONS}
 {BITS}
@@ -126,16 +128,22 @@ struct Given {{
     whole runs;
     {" ".join(f"const {kinds[n]}* {n};" for n in fixed)}
 }};
-__device__ __noinline__ void slope(
-        const Given& of, const whole run, const real* y, real* dy, bool& odd{memory_argument}) {{
-{indented(load, 4)}
+// The stages of a step, and before them the sum of a step that is only tried.
+__constant__ real TABLE[7][6] = {{{table}}};
+// The slope at y + step Σ c k, with so many terms. What lies between the slopes is summed in
+// registers, for all weights at once, so that many loads are on their way.
+__device__ __noinline__ void slope(const Given& of, const whole run, const real* of_k,
+        const int terms, const real step, const real* y, const real (*k)[WEIGHTS], real* dy,
+        bool& odd{memory_argument}) {{
+{indented([*given, *inside], 4)}
 {indented(lines_of(written.step, memory), 4)}
 {indented(slopes, 4)}
     {not_finite(written.checks, "")}
 }}
-__device__ __noinline__ void look(const Given& of, const whole run, const real* y, {seen}* shown,
+__device__ __noinline__ void look(const Given& of, const whole run, const real* of_k,
+        const int terms, const real step, const real* y, const real (*k)[WEIGHTS], {seen}* shown,
         const bool here, bool& odd{memory_argument}) {{
-{indented(load, 4)}
+{indented([*given, *inside], 4)}
 {indented(lines_of(written.look, memory), 4)}
     if (here) {{
 {indented(shows, 8)}
@@ -161,13 +169,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK) flow(
     {"extern __shared__ __align__(16) real_of_matrix room[];" if memory.places else ""}
 {indented(memory.load(written.arrays), 4)}
     const Given of{{{", ".join(["runs", *fixed])}}};
-    real y[WEIGHTS], at[WEIGHTS], error[WEIGHTS], k[7][WEIGHTS];
+    real y[WEIGHTS], k[7][WEIGHTS];
     double t = 0, h = 0, before = 0, inverse = 0;
     real ground = 1;
     whole run = 0, made = 0;
     int mark = 0;
     bool going = false, more = true, odd = false;
-    EACH y[i] = at[i] = k[0][i] = 0;
+    EACH y[i] = k[0][i] = 0;
     for (;;) {{
         bool begun = false, trial = false;
         while (!going && more) {{
@@ -195,7 +203,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK) flow(
         if (!ANY(going)) break;
         while (ANY(begun && mark < count && targets[mark] <= t)) {{
             const bool here = begun && mark < count && targets[mark] <= t;
-            look(of, run, y, record + whole(mark) * SEEN * runs + run, here, odd{room});
+            {seen}* const shown = record + whole(mark) * SEEN * runs + run;
+            look(of, run, TABLE[0], 0, real(0), y, k, shown, here, odd{room});
             mark += here;
         }}
         if (begun && targets[count] <= t) {{
@@ -203,27 +212,26 @@ extern "C" __global__ void __launch_bounds__(BLOCK) flow(
             odds[run] = odd;
             going = begun = trial = false;
         }}
-        if (ANY(begun)) {{
-            slope(of, run, y, error, odd{room});
-            if (begun) EACH k[0][i] = error[i];
-        }}
+        // The slope of the others is there already, and is computed again to the same number.
+        if (ANY(begun)) slope(of, run, TABLE[0], 0, real(0), y, k, k[0], odd{room});
         if (ANY(trial)) {{
             const double weight = norm(y, nullptr, y, inverse, ground);
             const double rise = norm(k[0], nullptr, y, inverse, ground);
             const double step = weight < 1e-5 || rise < 1e-5 ? 1e-6 : 0.01 * (weight / rise);
-            EACH at[i] = y[i] + real(step) * k[0][i];
-            slope(of, run, at, error, odd{room});
-            if (trial) h = first_size(rise, norm(error, k[0], y, inverse, ground) / step, step);
+            slope(of, run, TABLE[0], 1, real(step), y, k, k[1], odd{room});
+            if (trial) h = first_size(rise, norm(k[1], k[0], y, inverse, ground) / step, step);
         }}
         if (!ANY(going)) continue;
         const real step = h;
-{indented(stages, 8)}
+        #pragma unroll 1
+        for (int stage = 1; stage < 7; stage++)
+            slope(of, run, TABLE[stage], stage, step, y, k, k[stage], odd{room});
         float total = 0;
         {{
             const real unit = step * real(inverse);
             EACH {{
-                const real e = unit * multiply_add(real({ERROR[-1]!r}), k[6][i], error[i]);
-                const real a = absolute(y[i]), b = absolute(at[i]);
+                const real a = absolute(y[i]), b = absolute(multiply_add(step, {end}, y[i]));
+                const real e = unit * ({error});
                 const float part = __fdividef(float(e), float(ground + (a > b ? a : b)));
                 total += part * part;
             }}
@@ -235,24 +243,25 @@ extern "C" __global__ void __launch_bounds__(BLOCK) flow(
         const double factor = next_factor(now, before, keep);
         while (ANY(going && keep && mark < count && targets[mark] <= after)) {{
             const bool here = going && keep && mark < count && targets[mark] <= after;
-            const double TIME = here ? targets[mark] : t;
-{indented(inside, 12)}
-            look(of, run, error, record + whole(mark) * SEEN * runs + run, here, odd{room});
+            const double size = 1, theta = here ? (targets[mark] - t) / h : 0.0;
+            const real dense[7] = {{{dense}}};
+            {seen}* const shown = record + whole(mark) * SEEN * runs + run;
+            look(of, run, dense, 7, step, y, k, shown, here, odd{room});
             mark += here;
         }}
         bool over = false;
         int how = {FINISHED};
         double when = targets[count];
-        const real* from = error;
         if (going && keep && targets[count] <= after) {{
-            const double TIME = targets[count];
-{indented(inside, 12)}
+            const double size = 1, theta = (targets[count] - t) / h;
+            const real dense[7] = {{{dense}}};
             over = true;
 {indented(keep, 12)}
+            EACH y[i] = multiply_add(step, {inside_step}, y[i]);
         }} else if (going) {{
             if (keep) {{
                 EACH {{
-                    y[i] = at[i];
+                    y[i] = multiply_add(step, {end}, y[i]);
                     k[0][i] = k[6][i];
                 }}
                 t = after;
@@ -264,7 +273,6 @@ extern "C" __global__ void __launch_bounds__(BLOCK) flow(
                 over = true;
                 how = stuck ? {DIVERGED} : {STEP_LIMIT};
                 when = t;
-                from = y;
 {indented(keep, 16)}
             }}
         }}
@@ -285,12 +293,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK) flow(
 """
 
 
-def _combined(coefficients: list[float]) -> str:
+def _combined(coefficients: list[str]) -> str:
     """Σ c_j k_j as one chain of multiply-adds."""
     found = ""
     for j, c in enumerate(coefficients):
-        number = f"real({c!r})"
-        found = f"multiply_add({number}, k[{j}][i], {found})" if found else f"{number} * k[{j}][i]"
+        found = f"multiply_add({c}, k[{j}][i], {found})" if found else f"{c} * k[{j}][i]"
     return found
 
 
@@ -337,7 +344,7 @@ def advance(
     leaves = {i: jnp.asarray(a) for i, a in leaves.items()}
     columns = _columns([leaves[i] for i in program.carried], [jnp.asarray(a) for a in ahead])
     runs, count = running.shape[0], len(targets) - 1
-    numbers = [jnp.asarray(a, jnp.float64) for a in (*course, *tolerances)]
+    numbers, kind = [jnp.asarray(a) for a in (*course, *tolerances)], course.reached.dtype
     jax.block_until_ready((leaves, columns, numbers, running))
     with cupy.cuda.Device(device.local_hardware_id):
         there = lambda a: cupy.from_dlpack(a)  # noqa: E731
@@ -352,7 +359,8 @@ def advance(
                 fixed.append(cupy.ascontiguousarray(array))
         # One number at least: an empty array has no place in memory.
         record = cupy.empty((max(1, count), max(1, program.seen_count), runs), program.dtype)
-        reached, time, size, last, tolerance, ground = (there(a).copy() for a in numbers)
+        numbers = [there(a).astype(np.float64) for a in numbers]
+        reached, time, size, last, tolerance, ground = numbers
         ends, odd = cupy.zeros(runs, np.int8), cupy.zeros(runs, np.uint8)
         queue = cupy.zeros(1, np.uint64)
         times = cupy.asarray(targets, np.float64)
@@ -360,14 +368,18 @@ def advance(
         given = (queue, np.int64(runs), np.int64(count), np.int64(limit), times, alive)
         given += (tolerance, ground, reached, time, size, last, ends, odd, record)
         processors = cupy.cuda.runtime.getDeviceProperties(device.local_hardware_id)
-        blocks = min(-(-runs // BLOCK), WAVES * processors["multiProcessorCount"])
+        # More threads than the cache has room for wait for the memory behind it, twice as long.
+        most = max(1, CACHE // (kernel.local_size_bytes * threads(program)))
+        blocks = min(-(-runs // threads(program)), most * processors["multiProcessorCount"])
         shared = SharedMemory(program).bytes if program.matrices else 0
-        kernel((blocks,), (BLOCK,), (*given, *weights, *fixed, *before), shared_mem=shared)
+        kernel(
+            (blocks,), (threads(program),), (*given, *weights, *fixed, *before), shared_mem=shared
+        )
         cupy.cuda.get_current_stream().synchronize()
         flags = cupy.asnumpy(odd).astype(bool)
     found = [jnp.from_dlpack(a) for a in (*weights, *before)]
     weights, ahead = _rows(found[: len(weights)]), _rows(found[len(weights) :])
-    course = Course(*(jnp.from_dlpack(a) for a in (reached, time, size, last)))
+    course = Course(*(jnp.from_dlpack(a.astype(kind)) for a in (reached, time, size, last)))
     seen = by_run(jnp.from_dlpack(record), count, program.seen_count)
     return Flowed(weights, ahead, course, seen, jnp.from_dlpack(ends), flags)
 

@@ -1,6 +1,7 @@
 """What one run does, traced once: a step, or a slope, and a look, as functions of its leaves."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -183,6 +184,7 @@ class Written(NamedTuple):
     look_checks: list[str]
 
 
+@functools.lru_cache(maxsize=64)
 def write(program: Program, zeros: tuple[bytes, ...] | None) -> Written:
     """The program as statements.
 
