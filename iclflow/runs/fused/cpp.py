@@ -442,7 +442,7 @@ def advance(
     ]
     alive = np.ascontiguousarray(_blocks(np.asarray(running, bool)[None])[:, 0])
     record = np.empty((len(alive), len(marks), program.seen_count, LANES), program.dtype)
-    begin, steps = int(leaves[program.clock].item()), np.ascontiguousarray(marks, np.int64)
+    begin, steps = int(leaves[program.counter].item()), np.ascontiguousarray(marks, np.int64)
     made, odd = np.empty(alive.shape, np.int64), np.zeros(alive.shape, bool)
     workers = max(1, min(cores, len(alive)))
     with ThreadPoolExecutor(workers) as pool:  # the loop holds no lock

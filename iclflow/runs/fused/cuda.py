@@ -185,7 +185,7 @@ def advance(
         shape = (max(1, len(marks)), max(1, program.seen_count), runs)
         record = cupy.empty(shape, program.dtype)
         made, odd = cupy.empty(runs, np.int64), cupy.zeros(runs, np.uint8)
-        steps = (np.int64(leaves[program.clock].item()), np.int64(end), np.int32(len(marks)))
+        steps = (np.int64(leaves[program.counter].item()), np.int64(end), np.int32(len(marks)))
         times = cupy.asarray(np.append(marks, end), np.int64)
         alive = cupy.from_dlpack(running.view(np.uint8))
         arguments = (*steps, np.int64(runs), times, alive, made, odd, record)

@@ -171,9 +171,10 @@ class FusedFlow(Fused):
         if jnp.any((ground > jnp.finfo(ground.dtype).tiny) & (ground < SMALLEST)):
             raise CannotFuse(f"it follows no flow from weights below {SMALLEST:g}")
         course = flow_cpp.Course(state.mark, state.step.time, state.step.size, state.step.last)
-        start = ({i: leaves[i] for i in program.read}, jax.tree.leaves(state.step.weights), course)
+        ahead = jax.tree.leaves(state.step.weights)
+        start: Any = ({i: leaves[i] for i in program.read}, ahead, course)
         tolerances, running = (tolerance, ground), state.running
-        loop: Callable[..., flow_cpp.Flowed] = flow_cuda.advance
+        loop: Any = flow_cuda.advance
         if self.engine == CPP:
             start, tolerances, running = jax.tree.map(np.asarray, (start, tolerances, running))
             loop = functools.partial(flow_cpp.advance, cores=cores())
@@ -341,11 +342,11 @@ def _ended(parts: Any, program: Program, after: list[Array], made: Array, last: 
     for index, values in zip(program.carried, after, strict=True):
         leaf = program.leaves[index]
         leaves[index] = values.T.reshape(values.shape[1], *leaf.shape).astype(leaf.dtype)
-    clock = leaves[program.clock]
-    leaves[program.clock] = jnp.maximum(clock, jnp.asarray(last, clock.dtype))
+    clock = leaves[program.counter]
+    leaves[program.counter] = jnp.maximum(clock, jnp.asarray(last, clock.dtype))
     state = eqx.combine(jax.tree.unflatten(tree, leaves), static)[2]
     made = made.astype(state.run.failed.dtype)
-    fails = parts[2].running & (made < leaves[program.clock])
+    fails = parts[2].running & (made < leaves[program.counter])
     ended = eqx.filter_vmap(lambda r, *how: r.stop(*how))(state.run, fails, made)
     return eqx.tree_at(lambda s: s.run, state, ended)
 

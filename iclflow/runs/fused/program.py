@@ -68,6 +68,12 @@ class Program:
     recorded: Any  # the tree of what is recorded, of shapes
 
     @property
+    def counter(self) -> int:
+        """The leaf that counts the steps, of a program that has one."""
+        assert self.clock is not None, "a flow counts no steps"
+        return self.clock
+
+    @property
     def carried(self) -> list[int]:
         """The leaves that a loop carries, the clock apart."""
         return [i for i, leaf in enumerate(self.leaves) if leaf.changes and i != self.clock]
