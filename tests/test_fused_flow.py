@@ -183,6 +183,7 @@ def test_pieces_change_no_bit():
 
 
 @COMPILER
+@pytest.mark.long
 @pytest.mark.usefixtures("always")
 def test_an_interrupted_sweep_of_flows_goes_on_to_the_same_bits(monkeypatch, tmp_path):
     monkeypatch.setattr("iclflow.runs.plan.BRIEF", 0.0)
@@ -221,6 +222,7 @@ def test_conserved_quantities_drift_no_more_than_by_diffrax():
 
 
 @COMPILER
+@pytest.mark.long
 def test_moments_and_weights_in_single_precision():
     """Products with a large shared matrix; errors in proportion to the precision."""
     task = icl.Task([0.4, 0.3, 0.2, 0.1], 31)
@@ -239,11 +241,14 @@ def test_moments_and_weights_in_single_precision():
 
 
 @COMPILER
+@pytest.mark.long
 def test_why_a_flow_is_not_fused_is_said():
     """Another solver, weights too small for single precision, and a gradient through the runs."""
     parts = parts_of(icl.Flow(1e-6))
     fused = engine.Fused.of(*parts, (False, False))
     fused.engine = engine.CPP
+    renewed = eqx.filter_vmap(lambda s: parts[1].renew(POPULATION, s))(advance(parts).state)
+    assert not np.asarray(renewed.step.size).any()  # where a loss jumps, no old step goes on
     why = lambda some: engine.why_not(fused, some, RECORD, 5, MARKS)  # noqa: E731
     assert why(parts) is None
     assert why((POPULATION, icl.Flow(1e-6, solver=diffrax.Tsit5()), parts[2])) is None
@@ -265,6 +270,7 @@ def test_why_a_flow_is_not_fused_is_said():
 
 
 @COMPILER
+@pytest.mark.long
 def test_random_flows_are_those_of_the_solver_written_out():
     assert fuzz_flows(6, 0) == []
 
