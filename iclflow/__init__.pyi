@@ -16,6 +16,9 @@ from iclflow import sweeps as sweeps
 from iclflow import tasks as tasks
 from iclflow import theory as theory
 from iclflow import transformers as transformers
+from iclflow.diagnosis import animate as animate
+from iclflow.diagnosis import diagnose as diagnose
+from iclflow.diagnosis import measure_along as measure_along
 from iclflow.dynamics import AbstractDynamics as AbstractDynamics
 from iclflow.dynamics import AbstractOptimiser as AbstractOptimiser
 from iclflow.dynamics import Adam as Adam

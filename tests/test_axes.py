@@ -135,7 +135,7 @@ def test_diagnosis_names_components_from_the_largest_eigenvalue():
             Population(t), m, Descent(1.0), saveat=[0, 10, 30, 100, 300, 1000, 3000],
             record=["loss", "weights"],
         )  # fmt: skip
-        found.append(diagnose_run(to_dataset(run), task=t, init=init, sequences=100))
+        found.append(diagnose_run(to_dataset(run), source=t, init=init, sequences=100))
     first, second = found
     assert second["algorithm"].values.tolist() == first["algorithm"].values.tolist()
     assert "PCR-1" in second["algorithm"].values

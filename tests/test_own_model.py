@@ -48,7 +48,7 @@ def test_a_model_of_ones_own(tmp_path):
     np.testing.assert_allclose(runs["loss"].sel(seed=1), one.loss, atol=1e-12)
     assert runs["matrix"].dims == ("seed", "time", "row", "column")
     again = icl.load(icl.save(runs, tmp_path / "runs.nc"))
-    found = diagnose_run(again, seed=1, task=TASK, init=INIT, sequences=200)
+    found = diagnose_run(again, seed=1, source=TASK, init=INIT, sequences=200)
     assert found["algorithm"].values[-1] != "zero"
     assert found["loss"].values[-1] < 0.8 * found["loss"].values[0]
     assert len(loss_figure(again).axes) > 0

@@ -43,7 +43,7 @@ def test_a_task_of_ones_own(tmp_path):
     )
     np.testing.assert_allclose(runs["loss"].sel(seed=0), one.loss, atol=1e-12)
     again = icl.load(icl.save(runs, tmp_path / "runs.nc"))
-    found = diagnose_run(again, seed=0, task=TASK, init=INIT)
+    found = diagnose_run(again, seed=0, source=TASK, init=INIT)
     assert found["loss"].values[-1] < found["loss"].values[0]
     assert "algorithm" not in found
     assert len(loss_figure(again).axes) > 0

@@ -21,8 +21,6 @@ EXAMPLES = """examples:
 
 MP4 needs ffmpeg: the system's, or the extra iclflow[video].
 """
-_GIF_FPS, _MP4_FPS = 15, 30
-_GIF_DPI, _MP4_DPI = 100, 160
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,18 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=typed(float, above=0, most=600), default=10.0, help="length (10)"
     )
-    parser.add_argument(
-        "--fps", type=typed(int, least=1, most=120), help=f"{_MP4_FPS}; {_GIF_FPS} for a GIF"
-    )
+    parser.add_argument("--fps", type=typed(int, least=1, most=120), help="30; 15 for a GIF")
     add_force(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def run(args: argparse.Namespace) -> int:
     """Draw the film and say what it shows."""
-    from iclflow.diagnosis.film import film_scene
-    from iclflow.losses.memory import require_memory
-    from iclflow.plots.weights import weights_film
+    from iclflow.diagnosis.film import animate
     from iclflow.results import pictures
     from iclflow.study.settings import load_runs
 
@@ -52,25 +46,18 @@ def run(args: argparse.Namespace) -> int:
     out = args.out = args.out or args.run.with_suffix(".mp4" if pictures.ffmpeg() else ".gif")
     check_outputs(args, FILMS, [args.run])
     runs = load_runs(args.run)
+    how = {"seed": args.seed, "seconds": args.seconds, "fps": args.fps}
     try:
-        scene = film_scene(runs, args.seed)
+        with progress_bar("drawing", False if args.json else None) as report:
+            film = animate(runs, out, **how, progress=report)
     except ValueError as error:
         raise ValueError(f"{args.run}: {error}") from None
-    gif = out.suffix.lower() == ".gif"
-    fps = args.fps or (_GIF_FPS if gif else _MP4_FPS)
-    indices = pictures.frame_indices(scene["time"].values, max(2, round(args.seconds * fps)))
-    figure, update = weights_film(scene, dpi=_GIF_DPI if gif else _MP4_DPI)
-    pixels = int(figure.bbox.width * figure.bbox.height)
-    if gif:
-        require_memory(8 * pixels * len(indices), f"{len(indices)} pictures", "write an .mp4")
-    with progress_bar("drawing", False if args.json else None) as report:
-        pictures.write_movie(figure, update, indices, out, fps=fps, progress=report)
     found = {
         "out": str(out),
-        "frames": len(indices),
-        "fps": fps,
-        "recorded_points": len(set(indices.tolist())),
-        "basis": scene.attrs["basis"],
+        "frames": len(film.frames),
+        "fps": film.fps,
+        "recorded_points": len(set(film.frames.tolist())),
+        "basis": film.basis,
         "seconds": round(time.perf_counter() - began, 3),
     }
     if args.json:

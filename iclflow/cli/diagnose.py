@@ -7,6 +7,7 @@ lies in the same folder.
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 from math import isfinite, isnan
@@ -143,10 +144,12 @@ COLUMNS = {"in_context_loss": "in-context", "in_weight_loss": "in-weight"}
 
 def diagnose_our_runs(args: argparse.Namespace) -> int:
     """Stages and algorithms of one seed, or of every seed of the file."""
-    from iclflow.diagnosis import diagnose_run, diagnose_runs, run_settings
+    from iclflow.diagnosis import diagnose
     from iclflow.diagnosis.candidates import shifted
     from iclflow.measures import Clock
+    from iclflow.study.origin import Origin
     from iclflow.study.settings import load_runs
+    from iclflow.tasks.task import Task
 
     path = args.paths[0]
     runs = load_runs(path)
@@ -158,18 +161,16 @@ def diagnose_our_runs(args: argparse.Namespace) -> int:
     try:
         on = None
         if moved:
-            task = run_settings(runs).task()
+            task = Origin.of(runs).source
+            if not isinstance(task, Task):
+                raise ValueError("a shifted task needs the task, which these runs do not say")
             on = shifted(
                 task, context=args.test_context, spectrum=args.test_spectrum, scale=args.test_scale
             )
         options: dict[str, Any] = {
             "on": on, "clock": Clock(args.clock), "sequences": args.samples
         }  # fmt: skip
-        found = (
-            diagnose_runs(runs, **options)
-            if several
-            else diagnose_run(runs, seed=args.seed, **options)
-        )
+        found = diagnose(runs, seed=args.seed, **options)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     singles = [found.sel(seed=seed) for seed in found["seed"].values] if several else [found]
@@ -190,41 +191,51 @@ def diagnose_our_runs(args: argparse.Namespace) -> int:
 
 
 def weights_recorded(runs: Any) -> bool:
-    """Whether a file of runs that says what it was trained on has the weights too."""
-    from iclflow.diagnosis import run_settings
+    """Whether a file of runs has the weights too: those of its model, or of any layer."""
     from iclflow.models import empty_model
+    from iclflow.runs.record.weights import LAYERS
+    from iclflow.study.origin import Origin
 
-    settings = run_settings(runs)
-    model = empty_model(settings.initialiser(settings.task()))
-    return all(name in runs for name in model.weights())
+    init = Origin.of(runs).init
+    if init is not None:
+        return all(name in runs for name in empty_model(init).weights())
+    fields = [dataclasses.fields(kind) for kind in LAYERS]
+    needed = [[f.name for f in own if f.default is dataclasses.MISSING] for own in fields]
+    return any(all(name in runs for name in names) for names in needed)
 
 
 def require_room(args: argparse.Namespace, runs: Any) -> None:
     """Refuse prompts that would not fit in memory."""
-    from iclflow.diagnosis import run_settings
     from iclflow.losses.memory import require_memory
-    from iclflow.study.settings import task_size
+    from iclflow.study.origin import Origin
 
-    settings = run_settings(runs)
-    pairs = args.test_context or settings.context
-    needed = 8 * 8 * args.samples * pairs * (task_size(settings) + 1)
+    source = Origin.of(runs).source
+    pairs = args.test_context or getattr(source, "context", 1)
+    needed = 8 * 8 * args.samples * pairs * (getattr(source, "size", 1) + 1)
     require_memory(needed, f"{args.samples} prompts of {pairs} pairs", "give fewer --samples")
 
 
 def diagnose_losses(args: argparse.Namespace, runs: Any) -> int:
     """What the loss alone can tell, of one seed."""
-    from iclflow.diagnosis import diagnose_curve, run_settings
-    from iclflow.diagnosis.runs import select_run, task_of
+    from iclflow.diagnosis import diagnose_curve
+    from iclflow.diagnosis.runs import select_run
     from iclflow.measures import Clock
+    from iclflow.study.origin import Origin
+    from iclflow.tasks.task import Task
 
     run = select_run(runs, args.seed)
-    task = task_of(run, run_settings(runs))
+    origin = Origin.of(runs)
+    known = origin.task_of(run)
+    task = known if isinstance(known, Task) else None
     found = diagnose_curve(
         run["step"].values.astype(float), run["loss"].values, task=task, clock=Clock(args.clock)
     )
+    again = f"iclflow simulate --from {args.paths[0]} --record loss,weights --out NEW.nc"
+    if origin.settings is None:
+        again = 'record=["loss", "weights"] in sweep'
     print(
         f"iclflow: {args.paths[0]} has no weights: stages of the loss alone; for the algorithms, "
-        f"iclflow simulate --from {args.paths[0]} --record loss,weights --out NEW.nc",
+        f"{again}",
         file=sys.stderr,
     )
     return report_curve(args, found)
@@ -236,13 +247,16 @@ def summarise(found: Any) -> dict[str, Any]:
 
     drops = found["drop_time"].values[: int(found["drop_count"])]
     last = int(found["loss"].notnull().values.nonzero()[0][-1])
-    names = found["candidate"].values.tolist()
+    known = "candidate" in found  # without the task there is nothing to compare with
+    names = found["candidate"].values.tolist() if known else []
     return {
         "seed": int(found["seed"]) if "seed" in found.coords else None,
         "stages": stage_rows(found),
         "drops": drops,
-        "algorithms": spells(found),
-        "final_distance": dict(zip(names, found["distance"].values[last], strict=True)),
+        "algorithms": spells(found) if known else [],
+        "final_distance": dict(zip(names, found["distance"].values[last], strict=True))
+        if known
+        else {},
     }
 
 
@@ -252,14 +266,22 @@ def show_run(run: dict[str, Any], several: bool) -> None:
         print(f"seed {run['seed']}")
     tests = [name for name in COLUMNS if run["stages"] and name in run["stages"][0]]
     extra = "".join(f" {COLUMNS[name]:>10}" for name in tests)
-    print(f"{'stage':>5} {'start':>10} {'end':>10} {'loss':>10}{extra} {'margin':>7}  algorithm")
+    known = bool(run["algorithms"])
+    more = f" {'margin':>7}  algorithm" if known else ""
+    print(f"{'stage':>5} {'start':>10} {'end':>10} {'loss':>10}{extra}{more}")
     for i, row in enumerate(run["stages"]):
         times = f"{row['start']:>10.5g} {row['end']:>10.5g} {row['level']:>10.6f}"
         extra = "".join(f" {row[name]:>10.4f}" for name in tests)
+        if not known:
+            print(f"{i:>5} {times}{extra}")
+            continue
         margin = (
             "none" if isnan(row["margin"]) else f"{row['margin']:.3f}"
         )  # nothing to confuse with
         print(f"{i:>5} {times}{extra} {margin:>7}  {row['algorithm']}")
+    if not known:
+        print("these runs do not say their task, so that no algorithm is compared with them")
+        return
     path = " > ".join(f"{s['algorithm']} (until {s['end']:.4g})" for s in run["algorithms"])
     print(f"nearest algorithm over time: {path}")
 

@@ -2,6 +2,8 @@
 
 from iclflow.diagnosis.along import measure_along as measure_along
 from iclflow.diagnosis.curves import diagnose_curve as diagnose_curve
+from iclflow.diagnosis.film import animate as animate
+from iclflow.diagnosis.runs import diagnose as diagnose
 from iclflow.diagnosis.runs import diagnose_run as diagnose_run
 from iclflow.diagnosis.runs import diagnose_runs as diagnose_runs
 from iclflow.diagnosis.runs import run_settings as run_settings

@@ -7,37 +7,68 @@ import jax
 import numpy as np
 import xarray as xr
 
-from iclflow.diagnosis.runs import run_settings, select_run
+from iclflow.diagnosis.runs import select_run
 from iclflow.dynamics import Descent
-from iclflow.models import AbstractLinearModel
-from iclflow.runs.labels import attributes
-from iclflow.runs.record import QUANTITIES, FixedPointDistance, measure_after, recorded_models
+from iclflow.losses import AbstractPromptLoss
+from iclflow.models import AbstractInitialiser, AbstractLinearModel
+from iclflow.results.trajectory import Trajectory
+from iclflow.runs.labels import attributes, to_dataset
+from iclflow.runs.record import (
+    QUANTITIES,
+    FixedPointDistance,
+    PlateauDistance,
+    measure_after,
+    recorded_models,
+)
+from iclflow.study.origin import Origin, Source
 from iclflow.study.study import Study
+from iclflow.tasks.task import Task
 from iclflow.theory import nearest_fixed_point
+from iclflow.theory.drops.quadratic import not_quadratic
 
 PRODUCTS = 40  # of the Hessian at each saved time, where a run itself spends fewer
 
 
-def measure_along(runs: xr.Dataset, *, seed: int | None = None) -> xr.Dataset:
+def measure_along(
+    runs: xr.Dataset | Trajectory,
+    *,
+    seed: int | None = None,
+    source: Source | None = None,
+    init: AbstractInitialiser | None = None,
+) -> xr.Dataset:
     """What a run can record of itself, at every time it saved its weights.
 
     Over `time`: `conserved_drift` = max |C(t) - C(0)|, `gradient_norm`, `sharpness` and
     `top_eigenvalues` [time, eigenvalue] of the Hessian by Lanczos, `rate_times_sharpness`
     (descent), and, for one output and a task without w*, `fixed_point_distance`
-    (E(ŷ - ŷ_S)²)^(1/2) and `fixed_point_modes`, how many modes the nearest fixed point has.
+    (E(ŷ - ŷ_S)²)^(1/2) and `fixed_point_modes`, how many modes the nearest fixed point has. Of a
+    loss of prompts it is the distance to the nearest of their plateaus, which have no modes.
+
+    - `runs`: a Dataset of `sweep` or of a file of runs, or the `Trajectory` of one `simulate`.
+    - `seed`: which run, where there are several.
+    - `source`, `init`: the loss or task that it was trained on, and what drew its first weights,
+      where the runs cannot say it themselves (see `Origin`).
     """
-    run, settings = select_run(runs, seed), run_settings(runs)
-    if settings.vary != "weights":
+    whole = to_dataset(runs) if isinstance(runs, Trajectory) else runs
+    run, origin = select_run(whole, seed), Origin.of(whole, source, init)
+    settings = origin.settings
+    if settings is not None and settings.vary != "weights":
         raise ValueError(f"the loss of each seed differs (vary is {settings.vary}); use weights")
-    study = Study.of(settings)
-    models = recorded_models(run, study.init)
-    dynamics = study.dynamics
+    loss, dynamics = origin.loss(), origin.dynamics
+    if settings is not None:
+        study = Study.of(settings)
+        loss, dynamics = (study.loss if source is None else loss), study.dynamics
+    models = recorded_models(run, origin.init)
     rates = dynamics.rate_at(run["step"].values) if isinstance(dynamics, Descent) else None
     names = ("conserved_drift", "sharpness", "top_eigenvalues")
     names += () if rates is None else ("rate_times_sharpness",)
     distance = None
-    if settings.fixed_fraction == 0 and isinstance(models, AbstractLinearModel):
-        distance = FixedPointDistance.of(study.task)
+    task = origin.source if isinstance(origin.source, Task) else None
+    if isinstance(models, AbstractLinearModel):
+        if task is not None and not task.tasks.mixed() and task.outputs == 1:
+            distance = FixedPointDistance.of(task)
+        elif task is None and isinstance(loss, AbstractPromptLoss) and not not_quadratic(loss):
+            distance = PlateauDistance.of(loss)
 
     @eqx.filter_jit
     def measure(models: Any, loss: Any, distance: Any) -> dict[str, Any]:
@@ -49,12 +80,12 @@ def measure_along(runs: xr.Dataset, *, seed: int | None = None) -> xr.Dataset:
             found["fixed_point_distance"] = jax.lax.map(distance, models)
         return found
 
-    measured = {k: np.asarray(v) for k, v in measure(models, study.loss, distance).items()}
+    measured = {k: np.asarray(v) for k, v in measure(models, loss, distance).items()}
     found: dict[str, Any] = {
         name: (("time", *QUANTITIES[name].dims), values, attributes(name))
         for name, values in measured.items()
     }
-    if distance is not None:
+    if isinstance(distance, FixedPointDistance):
         assert isinstance(models, AbstractLinearModel)
         near = [
             nearest_fixed_point(_reduced(models, i), distance.modes)

@@ -1,32 +1,90 @@
 """One recorded run, ready to be filmed: its weights in the eigenbasis, loss and levels."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from iclflow.diagnosis.runs import clock_of, levels_of, run_settings, select_run, task_of
-from iclflow.models import AbstractAttention, Separate
+from iclflow.diagnosis.runs import clock_of, levels_of, select_run
+from iclflow.losses.memory import require_memory
+from iclflow.models import AbstractAttention, AbstractInitialiser, Separate
+from iclflow.results import pictures
+from iclflow.results.progress import Progress
+from iclflow.results.trajectory import Trajectory
+from iclflow.runs.labels import to_dataset
 from iclflow.runs.record import recorded_models
+from iclflow.study.origin import Origin, Source
+from iclflow.tasks.task import Task
+
+GIF_FPS, MP4_FPS = 15, 30
+GIF_DPI, MP4_DPI = 100, 160
 
 
-def film_scene(runs: xr.Dataset, seed: int | None = None) -> xr.Dataset:
+class Film(NamedTuple):
+    """A film that was written: where, its pictures, and which recorded points they show."""
+
+    path: Path
+    fps: int
+    frames: np.ndarray
+    basis: str
+
+
+def animate(
+    runs: xr.Dataset | Trajectory,
+    out: Path | str,
+    *,
+    seed: int | None = None,
+    seconds: float = 10.0,
+    fps: int | None = None,
+    source: Source | None = None,
+    init: AbstractInitialiser | None = None,
+    progress: Progress | None = None,
+) -> Film:
+    """Write a film of the weights over training.
+
+    - `runs`: a Dataset of `sweep` or of a file of runs, or the `Trajectory` of one `simulate`. It
+      must have recorded its weights, `record=["loss", "weights"]`.
+    - `out`: the file, `.gif`, or `.mp4` where there is ffmpeg. What is there is replaced.
+    - `seed`: which run, where there are several.
+    - `seconds`, `fps`: its length, and pictures per second (15 of a GIF, 30 of a film).
+    - `source`, `init`: what it was trained on and started from, where the runs cannot say it.
+    - `progress(done, total)` counts pictures.
+    """
+    from iclflow.plots.weights import weights_film
+
+    found = to_dataset(runs) if isinstance(runs, Trajectory) else runs
+    scene = film_scene(found, seed, source=source, init=init)
+    gif = Path(out).suffix.lower() == ".gif"
+    rate = fps or (GIF_FPS if gif else MP4_FPS)
+    frames = pictures.frame_indices(scene["time"].values, max(2, round(seconds * rate)))
+    figure, update = weights_film(scene, dpi=GIF_DPI if gif else MP4_DPI)
+    if gif:
+        pixels = int(figure.bbox.width * figure.bbox.height)
+        require_memory(8 * pixels * len(frames), f"{len(frames)} pictures", "write an .mp4")
+    pictures.write_movie(figure, update, frames, Path(out), fps=rate, progress=progress)
+    return Film(Path(out), rate, frames, scene.attrs["basis"])
+
+
+def film_scene(
+    runs: xr.Dataset,
+    seed: int | None = None,
+    *,
+    source: Source | None = None,
+    init: AbstractInitialiser | None = None,
+) -> xr.Dataset:
     """What `plots.weights.weights_film` draws, of one run that recorded its weights.
 
-    A network is shown as the attention that it is. The eigenvectors are those of the settings the
-    run carries; a run without them is shown in the eigenvectors of its final effective weights.
-    Attribute `basis` says which.
+    A network is shown as the attention that it is. The eigenvectors are those of the task the
+    run says or `source` is; without a task it is shown in the eigenvectors of its final effective
+    weights. Attribute `basis` says which.
     """
-    run = select_run(runs, seed)
-    try:
-        settings = run_settings(runs)
-        task = task_of(run, settings)
-    except ValueError:
-        settings = task = None
-    init = None if settings is None or task is None else settings.initialiser(task)
-    models = recorded_models(run, init)
+    run, origin = select_run(runs, seed), Origin.of(runs, source, init)
+    known = origin.task_of(run)
+    task = known if isinstance(known, Task) else None
+    models = recorded_models(run, origin.init)
     layer = jax.vmap(lambda m: m.as_attention())(models)
     if layer is None or layer.values.shape[2] > 1:
         raise ValueError("only the weights of attention with one output can be animated")
@@ -38,8 +96,8 @@ def film_scene(runs: xr.Dataset, seed: int | None = None) -> xr.Dataset:
         "values": (("time", "head"), np.asarray(layer.values)[..., 0, 0]),
         "effective": (("time", "row", "column"), basis.T @ effective @ basis),
     }
-    if settings is not None and task is not None:
-        found["levels"] = ("level", levels_of(task, models))
+    if known is not None:
+        found["levels"] = ("level", levels_of(known, models))
     shown = "final weights" if task is None else "inputs"
     return xr.Dataset(
         found | _parts(layer, basis),

@@ -10,6 +10,7 @@ import xarray as xr
 from jaxtyping import Array, Float
 
 from iclflow.diagnosis.identify import best_match, identify
+from iclflow.losses import AbstractLoss, Moments, ReducedFeatures
 from iclflow.measures import (
     Clock,
     Stages,
@@ -23,18 +24,21 @@ from iclflow.measures import (
     stages_dataset,
 )
 from iclflow.models import AbstractInitialiser, AbstractModel, Separate
-from iclflow.runs.labels import STEPS, TIME, in_order, is_timed
+from iclflow.results.trajectory import Trajectory
+from iclflow.runs.labels import STEPS, TIME, in_order, is_timed, to_dataset
 from iclflow.runs.record import recorded_models
+from iclflow.study.origin import Origin, Source
 from iclflow.study.settings import Settings
 from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.task import Task
 from iclflow.theory import Modes
-from iclflow.theory.predict import covered_levels
+from iclflow.theory.predict import covered_levels, select, visited_levels
 
 LEARNED = 0.1  # share of a mode that a head must make to be the head of that mode
 
 
-def geometry(models: AbstractModel, task: AbstractTask) -> dict[str, Any]:
+def geometry(models: AbstractModel, task: Any) -> dict[str, Any]:
     """Variables over time: effective rank; alignment (separate) or parallelism (merged)."""
     part = jax.vmap(lambda m: m.as_attention())(models)
     if part is None:
@@ -164,7 +168,7 @@ def diagnose_run(
     on: Task | None = None,
     clock: Clock = Clock.LOG,
     sequences: int = 2000,
-    task: AbstractTask | None = None,
+    source: Source | None = None,
     init: AbstractInitialiser | None = None,
 ) -> xr.Dataset:
     """Stages, algorithms and geometry of one run that recorded its weights.
@@ -177,19 +181,54 @@ def diagnose_run(
     `drop_number`: `drop_time` and more (see `stages_dataset`). `on` is a shifted task to compare
     predictions on.
 
-    - `task`, `init`: what the run was trained on and started from, for runs of `sweep` (a file of
-      the command line says it itself). On a task that is not linear regression there are no
-      candidates, and the stages stand alone.
+    - `source`, `init`: what the run was trained on and started from, where its attributes cannot
+      say it (see `Origin`): a task or model of your own, a loss of sampled prompts. Where the
+      source is not linear regression there are no candidates, and the stages stand alone.
     """
-    run = select_run(runs, seed)
-    if task is None or init is None:
-        settings = run_settings(runs)
-        task = task_of(run, settings)
-        init = settings.initialiser(task)
-    models = recorded_models(run, init)
+    origin, run = Origin.of(runs, source, init), select_run(runs, seed)
+    models, task = recorded_models(run, origin.init), origin.task_of(run)
     linear = isinstance(task, Task)
     found = identify(models, task, on=on, sequences=sequences) if linear else xr.Dataset()
     return _described(found, run, models, task, clock)
+
+
+def diagnose(
+    runs: xr.Dataset | Trajectory,
+    *,
+    seed: int | None = None,
+    source: Source | None = None,
+    init: AbstractInitialiser | None = None,
+    on: Task | None = None,
+    clock: Clock = Clock.LOG,
+    sequences: int = 2000,
+) -> xr.Dataset:
+    """What a run learned, and when: its stages, the algorithm of each, and its geometry.
+
+    - `runs`: a Dataset of `sweep`, of a file of runs, or the `Trajectory` of one `simulate`. It
+      must have recorded its weights. Of several seeds all are diagnosed, along `seed`.
+    - `seed`: only this one.
+    - `source`: what it was trained on, a task or a loss. Runs of a `Task` say it themselves.
+    - `init`: what drew the first weights. The initialisers of the library are known by the runs.
+    - `on`: a shifted task to compare predictions on.
+    - `clock`: in which clock plateaus are long.
+    - `sequences`: prompts that are sampled for algorithms that moments do not determine.
+
+    The variables are those of `diagnosis.diagnose_run`.
+
+    >>> import iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=15)
+    >>> init = icl.Merged.initialiser(task, heads=2, scale=0.1)
+    >>> how = {"until": 300, "record": ["loss", "weights"]}
+    >>> runs = icl.sweep(task, init, icl.Descent(0.2), **how)
+    >>> str(icl.diagnose(runs).algorithm.values[0])
+    'zero'
+    """
+    found = to_dataset(runs) if isinstance(runs, Trajectory) else runs
+    options: dict[str, Any] = {"source": source, "init": init, "on": on, "clock": clock}
+    options["sequences"] = sequences
+    if seed is None and found.sizes.get("seed", 1) > 1:
+        return diagnose_runs(found, **options)
+    return diagnose_run(found, seed=seed, **options)
 
 
 def diagnose_runs(
@@ -198,20 +237,22 @@ def diagnose_runs(
     on: Task | None = None,
     clock: Clock = Clock.LOG,
     sequences: int = 2000,
+    source: Source | None = None,
+    init: AbstractInitialiser | None = None,
 ) -> xr.Dataset:
     """`diagnose_run` of every seed of a file, padded with NaN (and "") to (seed, stage)."""
-    settings = run_settings(runs)
+    origin = Origin.of(runs, source, init)
+    options: dict[str, Any] = {"on": on, "clock": clock, "sequences": sequences}
+    options |= {"source": source, "init": init}
     if "seed" not in runs.dims:
-        return pad_seeds([diagnose_run(runs, on=on, clock=clock, sequences=sequences)], [0])
+        return pad_seeds([diagnose_run(runs, **options)], [0])
     seeds = runs["seed"].values.tolist()
-    if settings.vary == "all":  # every seed has a task of its own, and so its own candidates
-        singles = [
-            diagnose_run(runs, seed=s, on=on, clock=clock, sequences=sequences) for s in seeds
-        ]
-        return pad_seeds(singles, seeds)
+    task = origin.source
+    own = origin.settings is not None and origin.settings.vary == "all"
+    if own or not isinstance(task, Task):  # every seed has its own candidates, or none
+        return pad_seeds([diagnose_run(runs, seed=s, **options) for s in seeds], seeds)
     cut = [select_run(runs, seed) for seed in seeds]
-    task = settings.task()
-    models = [recorded_models(run, settings.initialiser(task)) for run in cut]
+    models = [recorded_models(run, origin.init) for run in cut]
     together = jax.tree.map(lambda *a: jnp.concatenate(a), *models)
     found = identify(together, task, on=on, sequences=sequences)
     ends = np.cumsum([run.sizes["time"] for run in cut])
@@ -226,12 +267,6 @@ def diagnose_runs(
     return pad_seeds(singles, seeds)
 
 
-def task_of(run: xr.Dataset, settings: Settings) -> Task:
-    """The task of one run; where all varies with the seed, so does the task."""
-    offset = int(run["seed"]) - settings.seed if "seed" in run.coords else 0
-    return settings.task(offset if settings.vary == "all" else 0)
-
-
 def clock_of(run: xr.Dataset) -> tuple[str, np.ndarray, dict[str, str]]:
     """The coordinate `time`: t/τ, or steps where the optimiser keeps no time."""
     timed = is_timed(run)
@@ -240,7 +275,7 @@ def clock_of(run: xr.Dataset) -> tuple[str, np.ndarray, dict[str, str]]:
 
 
 def _described(
-    found: xr.Dataset, run: xr.Dataset, models: AbstractModel, task: AbstractTask, clock: Clock
+    found: xr.Dataset, run: xr.Dataset, models: AbstractModel, task: Any, clock: Clock
 ) -> xr.Dataset:
     """Distances to the candidates with the stages of the loss and the geometry added."""
     found = found.assign(loss=("time", run["loss"].values), **geometry(models, task))
@@ -313,6 +348,15 @@ def _stage_variables(
     }
 
 
-def levels_of(task: AbstractTask, models: AbstractModel) -> Float[np.ndarray, " n"]:
-    """L(M_m) of the plateaus that models (stacked along time) visit, where theory covers them."""
-    return covered_levels(task, jax.tree.map(lambda a: a[0], models))
+def levels_of(source: Any, models: AbstractModel) -> Float[np.ndarray, " n"]:
+    """The losses of the plateaus that models (stacked along time) visit, where theory has them.
+
+    - `source`: a task, a loss or prompts; None if it is not known.
+    """
+    model = jax.tree.map(lambda a: a[0], models)
+    if isinstance(source, AbstractTask):
+        return covered_levels(source, model)
+    if isinstance(source, Prompts):
+        source = Moments.of(source, features=ReducedFeatures())
+    known = isinstance(source, AbstractLoss) and select(source, model) is not None
+    return visited_levels(source, model) if known else np.zeros(0)

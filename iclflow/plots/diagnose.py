@@ -1,6 +1,6 @@
 """What a model is doing over training: stages, algorithms and geometry; heads of checkpoints."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,40 +18,65 @@ _PALE = (*COLOURS[:6], "#F0E442", "0.55", "0.3", "0.75")
 
 
 def run_figure(found: xr.Dataset, *, title: str = "") -> Figure:
-    """Loss with the stages shaded; the algorithm strip; alignment; effective rank."""
+    """Loss with the stages shaded; the algorithm strip; alignment; effective rank.
+
+    What was not found, because the task is not known, has no panel.
+    """
+    parts: list[tuple[float, Callable[[Axes, xr.Dataset], Any]]] = [(3.0, plot_stages)]
+    if "algorithm" in found:
+        parts.append((0.45, plot_algorithms))
+    if "alignment" in found or "parallelism" in found:
+        parts.append((1.6, _alignment))
+    if "effective_rank" in found:
+        parts.append((1.2, _effective_rank))
+    heights = [height for height, _ in parts]
     with style():
-        figure = Figure(figsize=(COLUMN * 1.6, COLUMN * 1.65))
+        figure = Figure(figsize=(COLUMN * 1.6, COLUMN * (0.09 + 0.25 * sum(heights))))
         panels = figure.subplots(
-            4, 1, sharex=True, gridspec_kw={"height_ratios": (3, 0.45, 1.6, 1.2)}
-        )
-        plot_stages(panels[0], found)
-        plot_algorithms(panels[1], found)
-        _alignment(panels[2], found)
-        panels[3].plot(found["time"], found["effective_rank"], color=COLOURS[0])
-        panels[3].set_ylabel("effective\nrank")
-        panels[3].set_ylim(0, None)
-        panels[3].set_xlabel(found["time"].attrs.get("long_name", "time"))
-        _clock_axis(panels[3], found)
+            len(parts), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
+        )[:, 0]
+        for axes, (_, draw) in zip(panels, parts, strict=True):
+            draw(axes, found)
+        panels[-1].set_xlabel(found["time"].attrs.get("long_name", "time"))
+        _clock_axis(panels[-1], found)
         panels[0].set_title(title)
         figure.align_ylabels()
     return figure
 
 
+def _effective_rank(axes: Axes, found: xr.Dataset) -> None:
+    axes.plot(found["time"], found["effective_rank"], color=COLOURS[0])
+    axes.set_ylabel("effective\nrank")
+    axes.set_ylim(0, None)
+
+
 def runs_figure(found: xr.Dataset, *, title: str = "") -> Figure:
-    """The losses of all seeds over the levels of the theory; a strip of algorithms for each."""
-    count = found.sizes["seed"]
+    """The losses of all seeds over the levels of the theory; a strip of algorithms for each.
+
+    Without the task there are no algorithms, and the losses stand alone.
+    """
+    count, known = found.sizes["seed"], "algorithm" in found
     colours = [COLOURS[i % len(COLOURS)] for i in range(count)]
     with style():
-        figure = Figure(figsize=(COLUMN * 1.6, COLUMN * (1.05 + 0.08 * count)))
-        top, strips = figure.subplots(
-            2, 1, sharex=True, gridspec_kw={"height_ratios": (0.75, 0.05 + 0.08 * count)}
-        )
+        figure = Figure(figsize=(COLUMN * 1.6, COLUMN * (1.05 + 0.08 * count * known)))
+        heights = (0.75, 0.05 + 0.08 * count) if known else (1.0,)
+        panels = figure.subplots(
+            len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
+        )[:, 0]
+        top, strips = panels[0], panels[-1]
         for i, colour in enumerate(colours):
             top.plot(found["time"], found["loss"].isel(seed=i), color=colour, linewidth=0.9)
         top.set_ylabel("loss")
         top.set_ylim(0, 1.08 * float(np.nanmax(found["loss"])))
         plot_levels(top, found["level_theory"].values, fontsize=7)
         top.set_title(title)
+        strips.set_xlabel(found["time"].attrs.get("long_name", "time"))
+        _clock_axis(strips, found)
+        if not known:
+            for i, colour in enumerate(colours):
+                top.plot([], [], color=colour, label=f"seed {found['seed'].values[i]}")
+            top.legend(loc="upper right", ncols=3)
+            return figure
         names = [n for n in dict.fromkeys(found["algorithm"].values.ravel().tolist()) if n]
         for row in range(count):
             _strip(strips, found.isel(seed=row), names, (row - 0.4, row + 0.4))
@@ -60,9 +85,7 @@ def runs_figure(found: xr.Dataset, *, title: str = "") -> Figure:
         strips.set_yticks(shown, [f"seed {found['seed'].values[k]}" for k in shown])
         for label, k in zip(strips.get_yticklabels(), shown, strict=True):
             label.set_color(colours[k])  # that of its loss curve
-        strips.set_xlabel(found["time"].attrs.get("long_name", "time"))
         figure.legend(handles=_patches(names), loc="outside lower center", **_columns(names))
-        _clock_axis(strips, found)
     return figure
 
 
