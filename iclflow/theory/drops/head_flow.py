@@ -1,15 +1,15 @@
-"""The flow (19)(80) of all heads on any quadratic loss (Q2), in NumPy. Times are t/τ.
+"""The flow (19)(80) of all heads on any loss of M, in NumPy (Q2). Times are t/τ.
 
-`τ dv/dt = Σᵣ kᵣᵀ R qᵣ`, `τ dk/dt = v R q`, `τ dq/dt = v Rᵀ k` with R = G - 𝓗[M], M = Σ v k qᵀ:
-minus half the gradient of the loss, so that `dL/dt = -2 Σ |dW/dt|²` and the Jacobian is symmetric.
+`τ dv/dt = Σᵣ kᵣᵀ R qᵣ`, `τ dk/dt = v R q`, `τ dq/dt = v Rᵀ k` with M = Σ v k qᵀ and
+R = -½ ∂L/∂M, which is G - 𝓗[M] for a quadratic loss: minus half the gradient of the loss, so that `dL/dt = -2 Σ |dW/dt|²` and the Jacobian is symmetric.
 """
 
 import dataclasses
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
-from iclflow.theory.drops.quadratic import Quadratic
+from iclflow.theory.drops.quadratic import AbstractMatrixLoss
 
 States = Float[np.ndarray, "T n"]  # v, k, q of all heads, one after the other
 Parts = tuple[
@@ -21,16 +21,23 @@ ITERATIONS = 6  # of Newton's method at most; near a rest point two or three are
 
 @dataclasses.dataclass(frozen=True)
 class HeadFlow:
-    """A quadratic loss and the flow that it makes of H heads of rank R."""
+    """A loss of M and the flow that it makes of H heads of rank R.
 
-    quadratic: Quadratic
+    - `source`: the loss.
+    - `heads`, `rank`: H and R.
+    - `block`: where M has a block per layer, the layer of each head; None for one layer. A head has
+      the D inputs of its layer, and M has D rows per block.
+    """
+
+    source: AbstractMatrixLoss
     heads: int
     rank: int
+    block: Int[np.ndarray, " H"] | None = None
 
     @property
     def size(self) -> int:
-        """The input dimension D."""
-        return self.quadratic.size
+        """The number D of inputs of a head."""
+        return self.source.size // self.source.blocks
 
     def split(self, y: Float[np.ndarray, "*T n"]) -> Parts:
         """v [..., H], k and q [..., H, R, D] of a state [..., n]."""
@@ -39,54 +46,85 @@ class HeadFlow:
         keys, queries = y[..., heads : heads + half], y[..., heads + half :]
         return y[..., :heads], keys.reshape(shape), queries.reshape(shape)
 
+    def wide(self, vectors: np.ndarray, owner: np.ndarray | None = None) -> np.ndarray:
+        """k or q [..., H, R, D] among the inputs of all layers; `owner` if of some heads only."""
+        if self.block is None:
+            return vectors
+        block = self.block if owner is None else self.block[owner]
+        inputs = vectors.shape[-1]
+        result = np.zeros((*vectors.shape[:-1], self.source.blocks, inputs))
+        result[..., np.arange(len(block)), :, block, :] = np.moveaxis(vectors, -3, 0)
+        return result.reshape(*vectors.shape[:-1], self.source.size)
+
+    def narrow(self, vectors: np.ndarray, owner: np.ndarray | None = None) -> np.ndarray:
+        """The inverse of `wide`: of each head the inputs of its own layer."""
+        if self.block is None:
+            return vectors
+        block = self.block if owner is None else self.block[owner]
+        parts = vectors.reshape(*vectors.shape[:-1], -1, self.size)
+        return np.moveaxis(parts[..., np.arange(len(block)), :, block, :], 0, -3)
+
+    def _pairs(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """v, and k and q among the inputs of all layers, of every pair of one state."""
+        v, k, q = self.split(y)
+        rows = self.source.size
+        return (
+            np.repeat(v, self.rank),
+            self.wide(k).reshape(-1, rows),
+            self.wide(q).reshape(-1, rows),
+        )
+
     def slope(self, t: float, y: np.ndarray) -> np.ndarray:
         """dW/dt of one state."""
-        heads, size = self.heads, self.size
-        k, q = y[heads:].reshape(2, -1, size)
-        v = y[:heads] if self.rank == 1 else np.repeat(y[:heads], self.rank)
+        heads, size = self.heads, self.source.size
+        v, k, q = self._pairs(y)
         vk = v[:, None] * k
-        R = self.quadratic.residual(vk.T @ q)
-        Rq, result = q @ R.T, np.empty_like(y)
-        rise = np.einsum("pd,pd->p", k, Rq)
-        result[:heads] = rise if self.rank == 1 else rise.reshape(heads, -1).sum(1)
-        # In place: this is called thousands of times, on a few dozen numbers.
-        rates = result[heads:].reshape(2, -1, size)
-        np.multiply(v[:, None], Rq, out=rates[0])
-        np.matmul(vk, R, out=rates[1])
-        return result
+        R = self.source.residual(vk.T @ q)
+        Rq = q @ R.T
+        rise = np.einsum("pd,pd->p", k, Rq).reshape(heads, -1).sum(1)
+        vectors = np.stack([v[:, None] * Rq, vk @ R]).reshape(2, heads, self.rank, size)
+        return np.concatenate([rise, self.narrow(vectors).ravel()])
 
     def tangents(self, y: np.ndarray) -> Float[np.ndarray, "n D D"]:
         """∂M/∂W of one state, a matrix per weight."""
-        heads, size = self.heads, self.size
-        k, q = y[heads:].reshape(2, -1, size)
-        v, pairs = np.repeat(y[:heads], self.rank), len(k)
+        heads, inputs, size = self.heads, self.size, self.source.size
+        v, k, q = self._pairs(y)
+        pairs = len(k)
         result = np.zeros((len(y), size, size))
         each = k[:, :, None] * q[:, None, :]
         result[:heads] = each.reshape(heads, self.rank, size, size).sum(1)
-        keys, queries = result[heads:].reshape(2, pairs, size, size, size)
-        axis = np.arange(size)
-        keys[:, axis, axis, :] = (v[:, None] * q)[:, None, :]
-        queries[:, axis, :, axis] = (v[:, None] * k)[None]
+        keys, queries = result[heads:].reshape(2, pairs, inputs, size, size)
+        first = 0 if self.block is None else inputs * np.repeat(self.block, self.rank)[:, None]
+        pair, axis = np.arange(pairs)[:, None], np.arange(inputs)
+        keys[pair, axis, first + axis, :] = (v[:, None] * q)[:, None, :]
+        queries[pair, axis, :, first + axis] = (v[:, None] * k)[:, None, :]
         return result
 
     def jacobian(self, t: float, y: np.ndarray) -> Float[np.ndarray, "n n"]:
         """∂(dW/dt)/∂W of one state: minus half the Hessian of the loss."""
-        heads, size = self.heads, self.size
-        tangents = self.tangents(y)
-        flat, curved = (a.reshape(len(y), -1) for a in (tangents, self.quadratic.curved(tangents)))
-        result = -flat @ curved.T
-        k, q = y[heads:].reshape(2, -1, size)
-        v, count = np.repeat(y[:heads], self.rank), k.size
-        R = self.quadratic.residual((v[:, None] * k).T @ q)
-        owner = np.repeat(np.arange(heads), self.rank * size)
+        heads, inputs, size = self.heads, self.size, self.source.size
+        v, k, q = self._pairs(y)
+        M = (v[:, None] * k).T @ q
+        tangents, R = self.tangents(y), self.source.residual(M)
+        flat, bent = (a.reshape(len(y), -1) for a in (tangents, self.source.bent(M, tangents)))
+        result = -flat @ bent.T
+        owner = np.repeat(np.arange(heads), self.rank * inputs)
+        count = len(owner)
         index = heads + np.arange(count)
         for rows, forces in ((index, q @ R.T), (index + count, k @ R)):
-            result[rows, owner] += forces.ravel()
-            result[owner, rows] += forces.ravel()
-        pairs = index.reshape(-1, size)  # k and q of one pair feel R
+            own = self.narrow(forces.reshape(heads, self.rank, size)).ravel()
+            result[rows, owner] += own
+            result[owner, rows] += own
+        if self.block is None:
+            mine = R
+        else:  # the block of R of each pair's layer
+            blocks = R.reshape(self.source.blocks, inputs, self.source.blocks, inputs)
+            layer = np.repeat(self.block, self.rank)
+            mine = blocks[layer, :, layer]
+        pairs = index.reshape(-1, inputs)  # k and q of one pair feel R
         keys, queries = pairs[:, :, None], pairs[:, None, :] + count
-        result[keys, queries] += v[:, None, None] * R
-        result[queries, keys] += v[:, None, None] * R
+        result[keys, queries] += v[:, None, None] * mine
+        result[queries, keys] += v[:, None, None] * mine
         return result
 
     def effective(
@@ -95,15 +133,15 @@ class HeadFlow:
         """M = Σ v k qᵀ, of all heads or of some."""
         v, k, q = self.split(states)
         v = v if only is None else np.where(only, v, 0.0)
-        rows = len(states)
-        left = (v[..., None, None] * k).reshape(rows, -1, self.size)
-        return left.swapaxes(1, 2) @ q.reshape(rows, -1, self.size)
+        shape = (len(states), -1, self.source.size)
+        left = self.wide(v[..., None, None] * k).reshape(shape)
+        return left.swapaxes(1, 2) @ self.wide(q).reshape(shape)
 
     def loss(
         self, states: States, only: Bool[np.ndarray, "#T H"] | None = None
     ) -> Float[np.ndarray, " T"]:
-        """L = c - ⟨M, G + R⟩, of all heads or of some."""
-        return self.quadratic.loss(self.effective(states, only))
+        """The loss, of all heads or of some."""
+        return self.source.loss(self.effective(states, only))
 
     def speeds(self, y: np.ndarray) -> Float[np.ndarray, " H"]:
         """|dW/dt|² of each head: its share of the fall of the loss."""
@@ -111,13 +149,10 @@ class HeadFlow:
         return v**2 + np.sum(k**2 + q**2, axis=(1, 2))
 
     def some(self, y: np.ndarray, keep: Bool[np.ndarray, " H"]) -> tuple["HeadFlow", np.ndarray]:
-        """The flow of some of the heads beside the others, which stay, and their part of a state.
-
-        What the others add to M only shifts G.
-        """
-        others = self.effective(y[None], ~keep[None])[0]
-        shifted = dataclasses.replace(self.quadratic, cross=self.quadratic.residual(others))
-        flow = dataclasses.replace(self, quadratic=shifted, heads=int(keep.sum()))
+        """The flow of some of the heads beside the others, which stay, and their part of a state."""
+        source = self.source.beside(self.effective(y[None], ~keep[None])[0])
+        block = None if self.block is None else self.block[keep]
+        flow = HeadFlow(source, int(keep.sum()), self.rank, block)
         return flow, np.concatenate([a[keep].ravel() for a in self.split(y)])
 
     def put(self, y: np.ndarray, keep: Bool[np.ndarray, " H"], part: np.ndarray) -> np.ndarray:

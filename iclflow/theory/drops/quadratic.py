@@ -10,6 +10,7 @@ sample 𝓗 is any symmetric positive operator on matrices, and G shares eigenve
 the population 𝓗[M] = B M Λ.
 """
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Iterator
@@ -36,11 +37,57 @@ from iclflow.theory.fixed_points.modes import Modes
 
 Source = AbstractTask | AbstractLoss | Modes
 KNOWN = Task | Population | Moments | Features | Sequences  # those that are quadratic
+LEARNED = 1e-6  # relative size of a singular value of M that counts as learned
 CHUNK = 4096  # prompts whose features are multiplied at once
 
 
+class AbstractMatrixLoss(abc.ABC):
+    """A loss that knows the weights only through one matrix M = Σ v k qᵀ.
+
+    This is all that the staircase asks of a loss. The annotations of the methods are plain, because
+    solvers call them thousands of times and each check of shapes costs.
+    """
+
+    power: float  # the loss at M = 0
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """The number of rows of M."""
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks on the diagonal of M, one per layer that has its own heads."""
+        return 1
+
+    @abc.abstractmethod
+    def residual(self, matrices: np.ndarray) -> np.ndarray:
+        """R = -½ ∂L/∂M of matrices [..., D, D]."""
+
+    @abc.abstractmethod
+    def bent(self, at: np.ndarray, directions: np.ndarray) -> np.ndarray:
+        """-dR along directions [..., D, D] at one matrix: half the Hessian, applied to them."""
+
+    @abc.abstractmethod
+    def loss(self, matrices: np.ndarray) -> np.ndarray:
+        """L of matrices [..., D, D]."""
+
+    @abc.abstractmethod
+    def beside(self, others: np.ndarray) -> "AbstractMatrixLoss":
+        """The loss of what some heads add to the matrix of the others, up to a constant."""
+
+    @abc.abstractmethod
+    def end(self, rest: np.ndarray) -> np.ndarray:
+        """The matrix of the last plateau, given one with nothing left to learn."""
+
+    @property
+    @abc.abstractmethod
+    def modes(self) -> int:
+        """The rank of M on the last plateau."""
+
+
 @dataclasses.dataclass(frozen=True)
-class Quadratic:
+class Quadratic(AbstractMatrixLoss):
     """The numbers of (Q1): c, G, and 𝓗 as a matrix or as its two factors.
 
     `operator` acts on vec M, row by row: D⁴ numbers. A population has `factors` (B, Λ) instead,
@@ -125,7 +172,6 @@ class Quadratic:
         """The input dimension D."""
         return len(self.cross)
 
-    # Plain annotations: solvers call these thousands of times, and each check of shapes costs.
     def curved(self, matrices: np.ndarray) -> np.ndarray:
         """𝓗[M] of matrices [..., D, D]."""
         if self.factors is not None:
@@ -136,6 +182,25 @@ class Quadratic:
     def residual(self, matrices: np.ndarray) -> np.ndarray:
         """R = G - 𝓗[M], minus half the gradient of the loss (Q2), of matrices [..., D, D]."""
         return self.cross - self.curved(matrices)
+
+    def bent(self, at: np.ndarray, directions: np.ndarray) -> np.ndarray:
+        """𝓗 of directions, which is the same everywhere."""
+        del at
+        return self.curved(directions)
+
+    def beside(self, others: np.ndarray) -> "Quadratic":
+        """What the others add to M only shifts G."""
+        return dataclasses.replace(self, cross=self.residual(others))
+
+    def end(self, rest: np.ndarray) -> np.ndarray:
+        """Least squares, whatever rest point was found."""
+        del rest
+        return self.least_squares
+
+    @property
+    def modes(self) -> int:
+        """The rank of the weights of least squares."""
+        return rank(self.least_squares)
 
     def loss(self, matrices: np.ndarray) -> np.ndarray:
         """L = c - ⟨M, G + R⟩ of matrices [..., D, D]."""
@@ -157,6 +222,12 @@ class Quadratic:
         assert self.operator is not None
         inverse = np.linalg.pinv(self.operator, rcond=1e-12, hermitian=True)
         return (inverse @ self.cross.ravel()).reshape(self.cross.shape)
+
+
+def rank(matrix: np.ndarray) -> int:
+    """How many modes a matrix has learned: its singular values above `LEARNED`, relatively."""
+    sizes = np.linalg.svd(matrix, compute_uv=False)
+    return int(np.sum(sizes > LEARNED * sizes[0])) if sizes[0] > 0 else 0
 
 
 def not_quadratic(source: object) -> str | None:

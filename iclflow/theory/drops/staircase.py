@@ -1,4 +1,4 @@
-"""The staircase of any quadratic loss, predicted from the initial weights: one engine.
+"""The staircase of any loss of M = Σ v k qᵀ, predicted from the initial weights: one engine.
 
 Between drops every dormant head has its closed form under the residual R that the resting heads
 leave (Q3). The first to blow up makes the next drop. From shortly before its blow-up all heads
@@ -10,18 +10,27 @@ its population, a sample and somebody's own prompts are one case. Times are t/τ
 import abc
 import dataclasses
 import functools
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import scipy
 from jaxtyping import Bool, Float, Int
 
-from iclflow.models import AbstractModel
+from iclflow.models import AbstractModel, Layers
 from iclflow.theory.drops.base import Curve, Times
 from iclflow.theory.drops.dormant import DormantHeads
 from iclflow.theory.drops.frame import Weights, separate_weights
 from iclflow.theory.drops.head_flow import HeadFlow, States
-from iclflow.theory.drops.quadratic import Quadratic, Source
+from iclflow.theory.drops.quadratic import (
+    LEARNED,
+    AbstractMatrixLoss,
+    Quadratic,
+    Source,
+    rank,
+)
+from iclflow.theory.drops.stack import Stack
 
 LEAD = 50.0  # the flow takes over when c v = 1/LEAD
 AWAKE = 0.3  # share of the expected final value weight above which a head counts as escaped
@@ -30,7 +39,6 @@ TRANSIENT = 1e-6  # phase that dormant heads may miss when heads awake are put a
 CLOSE = 1e-4  # relative change of R at which heads awake may be put at rest
 FITTED = 1e-7  # relative size of R at which nothing is left to learn
 DRIFT = 1e-5  # relative change of R that heads at rest may still make during the plateau
-LEARNED = 1e-6  # relative size of a singular value of M that counts as learned
 NOTHING = 1e-10  # relative size of R that counts as nothing
 TOLERANCE = 1e-7  # of the solver
 STRIDE = 8  # steps of it between two looks at the state
@@ -99,8 +107,8 @@ class Plateau(AbstractLeg):
         for i in range(0, len(times), portion):
             rows = slice(i, i + portion)
             v[rows, self.asleep], p, n = self.dormant.along(times[None, rows] - self.start)
-            k[rows, self.asleep] = (p + n) / 2 @ self.left.T
-            q[rows, self.asleep] = (p - n) / 2 @ self.right.T
+            k[rows, self.asleep] = self.flow.narrow((p + n) / 2 @ self.left.T, self.asleep)
+            q[rows, self.asleep] = self.flow.narrow((p - n) / 2 @ self.right.T, self.asleep)
         return result
 
 
@@ -132,19 +140,20 @@ class Opening:
         At rest R q = 0 and Rᵀ k = 0 for every pair of a head awake. What is left there is
         rounding, and would be the fastest mode of a late plateau.
         """
-        R = flow.quadratic.residual(flow.effective(y[None], awake[None])[0])
-        k, q = (a[awake].reshape(-1, flow.size) for a in flow.split(y)[1:])
+        M = flow.effective(y[None], awake[None])[0]
+        R = flow.source.residual(M)
+        k, q = (flow.wide(a[awake], awake).reshape(-1, len(R)) for a in flow.split(y)[1:])
         for vectors, axis in ((k, 0), (q, 1)):
             span = _span(vectors)
-            off = np.eye(flow.size) - span @ span.T
+            off = np.eye(len(R)) - span @ span.T
             R = off @ R if axis == 0 else R @ off
         left, gains, right = np.linalg.svd(R)
-        scale = NOTHING * float(np.linalg.norm(flow.quadratic.cross))
+        scale = NOTHING * float(np.linalg.norm(flow.source.residual(np.zeros_like(M))))
         gains = np.where(gains > scale, gains, 0.0)
         if gains[0] == 0:
             return cls(left, gains, right.T, np.inf)
         top = left[:, :1] * right[:1]
-        stiffness = float(np.sum(top * flow.quadratic.curved(top)))
+        stiffness = float(np.sum(top * flow.source.bent(M, top)))
         return cls(left, gains, right.T, (float(gains[0]) / stiffness) ** (1 / 3))
 
     @property
@@ -155,7 +164,7 @@ class Opening:
     def dormant(self, flow: HeadFlow, y: np.ndarray, asleep: np.ndarray) -> DormantHeads:
         """The heads asleep, in the singular basis of R."""
         v, k, q = (a[asleep] for a in flow.split(y))
-        k, q = k @ self.left, q @ self.right
+        k, q = flow.wide(k, asleep) @ self.left, flow.wide(q, asleep) @ self.right
         return DormantHeads(v, k + q, k - q, self.gains)
 
 
@@ -191,8 +200,10 @@ def _escape(
 class _Follower:
     """The state between two legs, and the legs so far."""
 
-    def __init__(self, quadratic: Quadratic, weights: Weights) -> None:
-        self.flow = HeadFlow(quadratic, *weights[1].shape[:2])
+    def __init__(
+        self, source: AbstractMatrixLoss, weights: Weights, block: Int[np.ndarray, " H"] | None
+    ) -> None:
+        self.flow = HeadFlow(source, *weights[1].shape[:2], block)
         self.state = np.concatenate([a.ravel() for a in weights])
         self.now = 0.0
         self.awake = np.zeros(self.flow.heads, bool)
@@ -200,7 +211,7 @@ class _Follower:
         self.floor = AWAKE * self.opening.size
         self.legs: list[AbstractLeg] = []
         self.drops: list[Drop] = []
-        self.levels = [quadratic.power]
+        self.levels = [source.power]
         self.ended = ""
 
     def step(self) -> bool:
@@ -240,14 +251,15 @@ class _Follower:
         begin, self.now = self.now, self.now + times[-1]
         course = scipy.integrate.OdeSolution(np.asarray(times), pieces)
         self.legs.append(Descent(begin, self.now, course))
-        before, opening = self.awake, self.opening
+        before, opening, floor = self.awake, self.opening, self.floor
         if rest is None:
             self.ended, self.state = TOO_LONG, states[-1]
         else:
             self.state, self.awake, self.opening = rest.state, rest.awake, rest.opening
             self.floor = min(self.floor, AWAKE * rest.opening.size)
         losses = self.flow.loss(np.stack(states))
-        for level in self._levels(before, float(losses.min()), rest is not None):
+        between = functools.partial(self._between, before, opening, floor, states)
+        for level in self._levels(before, between, float(losses.min()), rest is not None):
             middle = (self.levels[-1] + level) / 2
             if losses.min() >= middle:  # a rest that is no lower is no drop
                 continue
@@ -258,30 +270,62 @@ class _Follower:
             self.drops.append(self._drop(begin + time, piece(time), before, opening, escape))
         return rest is not None
 
-    def _levels(self, before: Bool[np.ndarray, " H"], lowest: float, rested: bool) -> list[float]:
+    def _levels(
+        self,
+        before: Bool[np.ndarray, " H"],
+        between: Callable[[], Float[np.ndarray, " n"]],
+        lowest: float,
+        rested: bool,
+    ) -> list[float]:
         """The levels that a descent has passed, the one where it rests last.
 
         A descent may make several drops: heads of rank R learn R modes one soon after another, and
         a plateau may be shorter than its drop. The levels between are then those of heads that come
         one by one from vanishing weights.
         """
-        first = self._learned(before)
+        first, source = self._learned(before), self.flow.source
         if not rested:
-            known = saddle_levels(self.flow.quadratic)[first:]
+            known = between()
             middles = (known[:-1] + known[1:]) / 2
             return known[1:][middles > lowest].tolist()
-        loss = self.flow.quadratic
         over = self.opening.gains[0] == 0
-        rest = self.flow.effective(self.state[None], self.awake[None])[0]
-        M = loss.least_squares if over else rest
-        last = float(loss.loss(M))
+        M = self.flow.effective(self.state[None], self.awake[None])[0]
+        last = float(source.loss(source.end(M) if over else M))
         count = self._learned(self.awake) - first
-        between = saddle_levels(loss)[first + 1 : first + count] if count > 1 else []
-        return [*(x for x in between if last < x < self.levels[-1]), last]
+        passed = between()[1:count] if count > 1 else []
+        return [*(x for x in passed if last < x < self.levels[-1]), last]
+
+    def _between(
+        self,
+        before: Bool[np.ndarray, " H"],
+        opening: Opening,
+        floor: float,
+        states: list[np.ndarray],
+    ) -> Float[np.ndarray, " n"]:
+        """The levels from a plateau with its opening on, of heads that come one by one.
+
+        A quadratic loss has them by itself. Where the path is not unique, as with several layers,
+        they are those of the heads that have risen so far, each time the others were not there.
+        """
+        source = self.flow.source
+        if isinstance(source, Quadratic):
+            return saddle_levels(source)[self._learned(before) :]
+        levels, risen = self.levels[-1:], before
+        for state, later in itertools.pairwise(states):
+            up = risen | (np.abs(self.flow.split(later)[0]) > floor)
+            if risen.sum() > before.sum() and up.sum() > risen.sum():
+                alone = self.flow.put(state, ~risen, 0.0 * self.flow.some(state, ~risen)[1])
+                flow, part = self.flow.some(alone, risen)
+                search = _RestSearch(flow, opening, np.zeros(flow.heads, bool), floor)
+                rest = _follow(flow, part, search)[3]
+                if rest is not None:
+                    levels.append(float(flow.loss(rest.state[None])[0]))
+            risen = up
+        return np.asarray(levels)
 
     def _learned(self, awake: Bool[np.ndarray, " H"]) -> int:
         """How many modes some heads have learned: the rank of their M."""
-        return _rank(self.flow.effective(self.state[None], awake[None])[0])
+        return rank(self.flow.effective(self.state[None], awake[None])[0])
 
     def _drop(
         self,
@@ -356,12 +400,12 @@ class _RestSearch:
         Heads that never escape add a little to M, and those awake make up for it. Where 𝓗 is
         singular fewer modes than those of 𝓗⁺G may do: then nothing must be left at all.
         """
-        loss = self.flow.quadratic
+        loss = self.flow.source
         missing = float(np.linalg.norm(loss.residual(self.flow.effective(y[None])[0])))
         missing /= float(self.opening.gains[0])
         if missing > CLOSE or missing < FITTED:
             return missing < FITTED
-        return _rank(self.flow.effective(y[None], up[None])[0]) >= _rank(loss.least_squares)
+        return rank(self.flow.effective(y[None], up[None])[0]) >= loss.modes
 
     def look(self, y: np.ndarray) -> _Rest | None:
         """The rest that a state is close to; None if it is not close to any."""
@@ -373,7 +417,7 @@ class _RestSearch:
         if not np.array_equal(up, self.tried):
             self.tried, self.force = up, np.inf
         if self._finished(y, up):
-            nothing = dataclasses.replace(self.opening, gains=np.zeros(self.flow.size), size=np.inf)
+            nothing = dataclasses.replace(self.opening, gains=0 * self.opening.gains, size=np.inf)
             return _Rest(y, up, nothing)
         flow, part = self.flow.some(y, up)
         force = float(np.linalg.norm(flow.slope(0.0, part)))
@@ -382,8 +426,8 @@ class _RestSearch:
         if force > min(NEAR_REST * gain * self.opening.size**2, self.force / 3):
             return None
         M = flow.effective(part[None])[0]
-        spare = _rank(M) < capacity
-        if spare and np.linalg.norm(self.flow.quadratic.residual(M)) > NEAR_REST * gain:
+        spare = rank(M) < capacity
+        if spare and np.linalg.norm(self.flow.source.residual(M)) > NEAR_REST * gain:
             return None
         self.force = np.inf if spare else force
         # What takes longer than the plateau to come to rest stays as it is.
@@ -398,8 +442,8 @@ class _RestSearch:
             rates = np.linalg.eigvalsh(flow.jacobian(0.0, rested))
             if rates[-1] > UNSTABLE * abs(float(rates[0])):
                 return None
-        moved = self.flow.quadratic.curved(flow.effective(rested[None])[0] - M)
-        missed = float(np.linalg.norm(moved))
+        moved = flow.source.residual(np.stack([M, flow.effective(rested[None])[0]]))
+        missed = float(np.linalg.norm(moved[1] - moved[0]))
         if missed > CLOSE * gain:
             return None
         waiting = np.abs(self.flow.split(y)[0][~up]).max(initial=0.0)
@@ -412,15 +456,11 @@ class _RestSearch:
         if not np.isfinite(wait):
             return _Rest(state, up, opening)
         turning = np.tensordot(flow.slope(0.0, rested), flow.tangents(rested), 1)
-        drift = float(np.linalg.norm(self.flow.quadratic.curved(turning))) * wait
+        at = flow.effective(rested[None])[0]
+        drift = float(np.linalg.norm(flow.source.bent(at, turning))) * wait
         if drift > DRIFT * opening.gains[0] or wait < LEAD * opening.unit:
             return None
         return _Rest(state, up, opening)
-
-
-def _rank(matrix: Float[np.ndarray, "D D"]) -> int:
-    sizes = np.linalg.svd(matrix, compute_uv=False)
-    return int(np.sum(sizes > LEARNED * sizes[0])) if sizes[0] > 0 else 0
 
 
 def _follow(
@@ -598,7 +638,9 @@ def staircase(source: Source | Quadratic, model: AbstractModel, *, probes: int =
 
     - `source`: a task (one output; any Λ, S_w and noise, equal and zero eigenvalues allowed), its
       population, or a loss of prompts: `Moments`, `Features` or `Sequences`.
-    - `model`: the initial weights, `Separate` (any heads and rank) or the equivalent `ConvNet`.
+    - `model`: the initial weights, `Separate` (any heads and rank), the equivalent `ConvNet`, or
+      several `Layers` of separate key and query, tied or not, on any loss that admits them. The
+      heads of layers are numbered layer after layer.
     - `probes`: how many relative perturbations of the weights measure `condition`; 0 for none.
 
     >>> import jax, numpy as np, iclflow as icl
@@ -607,15 +649,21 @@ def staircase(source: Source | Quadratic, model: AbstractModel, *, probes: int =
     >>> bool(np.all(np.diff(icl.theory.staircase(task, start, probes=0).times) > 0))
     True
     """
-    quadratic, weights = Quadratic.of(source), separate_weights(model)
-    if weights[1].shape[2] != quadratic.size:
+    block = None
+    if isinstance(model, Layers) and model.layers > 1:
+        loss = Stack.of(source, model)
+        weights, block = loss.weights(model)
+    else:
+        loss = Quadratic.of(source)
+        weights = separate_weights(model.layer(0) if isinstance(model, Layers) else model)
+    if weights[1].shape[2] * loss.blocks != loss.size:
         raise ValueError(
-            f"the model has {weights[1].shape[2]} inputs and the loss {quadratic.size}; "
+            f"the model has {weights[1].shape[2]} inputs and the loss {loss.size // loss.blocks}; "
             f"draw it with Separate.initialiser(task, ...)"
         )
-    run = _followed(quadratic, weights)
+    run = _followed(loss, weights, block)
     times = np.asarray([drop.time for drop in run.drops], float)
-    others = [_followed(quadratic, _perturbed(weights, number)) for number in range(probes)]
+    others = [_followed(loss, _perturbed(weights, number), block) for number in range(probes)]
     ends = np.append(times[1:], 10 * times[-1:]) if len(times) else times
     heads = np.asarray([drop.head for drop in run.drops], int)
     # On the plateau that follows: late, but before the next drop of the same head.
@@ -637,9 +685,11 @@ def staircase(source: Source | Quadratic, model: AbstractModel, *, probes: int =
     )
 
 
-def _followed(quadratic: Quadratic, weights: Weights) -> _Follower:
+def _followed(
+    source: AbstractMatrixLoss, weights: Weights, block: Int[np.ndarray, " H"] | None = None
+) -> _Follower:
     """Follow the run from the initial weights."""
-    run = _Follower(quadratic, weights)
+    run = _Follower(source, weights, block)
     while run.step():
         pass
     return run
