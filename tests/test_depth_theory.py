@@ -167,7 +167,7 @@ def test_theory_of_layers_on_the_command_line(capsys):
     ("options", "words"),
     [
         (("--layers", "0"), "--layers: must be at least 1, got 0"),
-        (("--layers", "2", "--plot", "no.png"), "no picture"),
+        (("--layers", "2", "--plot", "no.png"), "give its --scale"),
         (("--layers", "2", "--model", "softmax-merged"), "layers does nothing with model"),
         (("--tied",), "tied does nothing with model separate"),
         (("--layers", "2", "--inputs", "sphere"), "known for Gaussian inputs, got Sphere"),

@@ -219,12 +219,27 @@ def show_drops(console: Any, found: dict[str, Any]) -> None:
 
 
 def run_depth(args: argparse.Namespace, settings: Any) -> int:
-    """Evaluate the formulas and report."""
-    if args.plot is not None:
-        raise ValueError("the theory of several layers has no picture; leave --plot out")
+    """Evaluate the formulas, predict the drops of given initial weights, report, draw."""
     from iclflow.theory.depth import depth_summary
 
-    found = depth_summary(settings.task(), settings.layers or 2) | {"notes": notes_of(settings)}
+    given = args.scale is not None or (args.file is not None and settings.scale)
+    if args.plot is not None and not given:
+        raise ValueError("the picture of several layers is that of a start; give its --scale")
+    task = settings.task()
+    found = depth_summary(task, settings.layers or 2) | {"notes": notes_of(settings, bool(given))}
+    if given and predicted(settings):
+        import jax
+
+        from iclflow.theory.predict import predict
+
+        with progress_bar("predicting the drops", None):
+            model = settings.initialiser(task)(jax.random.key(settings.seed))
+            prediction = predict(task, model, probes=0)
+        found |= deep_start(prediction, settings.heads)
+        if args.plot is not None:
+            draw(found | {"plateau_losses": found["levels"]}, prediction, args.plot)
+    elif args.plot is not None:
+        raise ValueError("drops are predicted for two layers with separate key and query only")
     if args.json:
         print_json(found)
     else:
@@ -232,9 +247,30 @@ def run_depth(args: argparse.Namespace, settings: Any) -> int:
     return 0
 
 
-def notes_of(settings: Any) -> list[str]:
+def predicted(settings: Any) -> bool:
+    """Whether the drops of such layers are predicted from their initial weights."""
+    return settings.model == DEEP["separate"] and settings.layers == 2
+
+
+def deep_start(prediction: Any, heads: int) -> dict[str, Any]:
+    """When the drops of several layers come, and which head of which layer makes each."""
+    return {
+        "drop_times": prediction.times.tolist(),
+        "drop_layers": (prediction.heads // heads).tolist(),
+        "drop_heads": (prediction.heads % heads).tolist(),
+        "levels": prediction.levels.tolist(),
+        "engine": type(prediction.engine).__name__,
+        "assumes": prediction.assumes,
+    }
+
+
+def notes_of(settings: Any, given: bool) -> list[str]:
     """What these numbers do not say, in words."""
-    found = ["the drops of several layers are not predicted from the initial weights"]
+    found = []
+    if not given:
+        found.append("with --scale the drops of a start are predicted, which takes some seconds")
+    elif not predicted(settings):
+        found.append("drops are predicted for two layers with separate key and query only")
     if settings.fixed_fraction > 0:
         found.append("with a fixed task only its second moment is known here")
     return found
@@ -270,6 +306,14 @@ def show_depth(found: dict[str, Any]) -> None:
             f"rate of an idle layer at the one-layer optimum: {first:.4g} (the first layer), "
             f"{second:.4g} (the second)"
         )
+    if "drop_times" in found:
+        table = Table("drop", "t/tau", "layer", "head", "loss before", "loss after", title="drops")
+        rows = zip(found["drop_times"], found["drop_layers"], found["drop_heads"], strict=True)
+        for number, (time, layer, head) in enumerate(rows):
+            before, after = found["levels"][number : number + 2]
+            cells = (f"{time:.6g}", str(layer), str(head), f"{before:.6f}", f"{after:.6f}")
+            table.add_row(str(number + 1), *cells)
+        console.print(table)
     for note in found["notes"]:
         console.print(f"note: {note}", markup=False)
 

@@ -20,6 +20,7 @@ from iclflow.models import (
     AbstractLinearModel,
     AbstractModel,
     Blocks,
+    Layers,
     Merged,
     Separate,
 )
@@ -30,6 +31,7 @@ from iclflow.theory.drops.base import Curve, Times
 from iclflow.theory.drops.limit import VanishingLimit, vanishing_limit
 from iclflow.theory.drops.one_drop import WhiteCourse, merged_course, merged_half_time
 from iclflow.theory.drops.quadratic import Quadratic, Source, not_quadratic
+from iclflow.theory.drops.stack import not_stacked
 from iclflow.theory.drops.staircase import Staircase, staircase
 from iclflow.theory.fixed_points.levels import plateau_losses
 from iclflow.theory.fixed_points.modes import Modes
@@ -141,6 +143,7 @@ class AbstractEngine(abc.ABC):
 
     assumes: ClassVar[str]
     attention: ClassVar[type[AbstractAttention]]
+    quick: ClassVar[bool] = True  # whether a start takes about a second at most
 
     def admits(self, source: Source | Quadratic, model: AbstractModel) -> str | None:
         """None if the pair can be predicted this way, else the reason why not."""
@@ -183,6 +186,36 @@ class Stairs(AbstractEngine):
         levels = found.levels if loss.factors is None else visited_levels(source, start)
         notes = (*_left_out(loss, model), *_doubts(found))
         return Prediction(found.times, found.heads, levels, condition, self, found.at, found, notes)
+
+
+class LayerStairs(AbstractEngine):
+    """Several layers of separate key and query, tied or not: the staircase over all their heads.
+
+    The population of two layers has a closed form; of more layers, or on prompts, the source is a
+    loss that admits them, as `Statistics` or `Draws`.
+    """
+
+    assumes = "small initial weights: heads that have not escaped do not feel each other"
+    attention = Separate
+    quick = False
+
+    def admits(self, source: Source | Quadratic, model: AbstractModel) -> str | None:
+        if not isinstance(model, Layers) or model.layers == 1:
+            return f"it predicts two layers or more, got {type(model).__name__}"
+        return not_stacked(source, model)
+
+    def __call__(
+        self, source: Source | Quadratic, model: AbstractModel, *, probes: int = 0
+    ) -> Prediction:
+        reason = self.admits(source, model)
+        if reason is not None:
+            raise ValueError(f"{type(self).__name__} cannot predict this run: {reason}")
+        assert isinstance(model, Layers) and not isinstance(source, Quadratic)
+        found = staircase(source, model, probes=probes)
+        condition = found.condition if probes else None
+        return Prediction(
+            found.times, found.heads, found.levels, condition, self, found.at, found, _doubts(found)
+        )
 
 
 class Jumps(AbstractEngine):
@@ -255,7 +288,7 @@ class Logistic(AbstractEngine):
         return Prediction(times, None, levels, None, self, curve, found, notes)
 
 
-ENGINES = (Stairs(), Logistic(), OneDrop(), Jumps())  # the best first
+ENGINES = (Stairs(), LayerStairs(), Logistic(), OneDrop(), Jumps())  # the best first
 
 
 def select(source: Source | Quadratic, model: AbstractModel) -> AbstractEngine | None:
@@ -287,8 +320,9 @@ def predict(
     - `source`: what is trained on, with one output. A loss of prompts (`Moments`, `Features`,
       `Sequences`; sampled, from a pool, or your own) gives the theory of those very prompts. A
       `Task` or its `Population` gives that of infinitely many.
-    - `model`: the initial weights, linear attention or a network equivalent to it. Trained zero
-      blocks are left out: in the population they stay zero, on P prompts they grow to P^(-1/2).
+    - `model`: the initial weights, linear attention, a network equivalent to it, or several
+      `Layers` of separate key and query. Trained zero blocks are left out: in the population they
+      stay zero, on P prompts they grow to P^(-1/2).
     - `engine`: one of `ENGINES`; that of `select` if omitted.
     - `probes`: how many perturbed starts measure the condition; 0 for none.
 
@@ -301,8 +335,9 @@ def predict(
     """
     chosen = select(source, model) if engine is None else engine
     if chosen is None:
-        reason = ENGINES[0].admits(source, model)
-        raise ValueError(f"{reason}; give Merged, Separate, MLP or ConvNet, and one output")
+        engine = ENGINES[isinstance(model, Layers) and model.layers > 1]
+        reason = engine.admits(source, model)
+        raise ValueError(f"{reason}; give Merged, Separate, MLP, ConvNet or Layers, and one output")
     return chosen(source, model, probes=probes)
 
 

@@ -1,7 +1,8 @@
-"""The flow (19)(80) of all heads on any loss of M, in NumPy (Q2). Times are t/τ.
+"""The flow (19)(80) of all heads on any loss of M = Σ v k qᵀ, in NumPy (Q2). Times are t/τ.
 
-`τ dv/dt = Σᵣ kᵣᵀ R qᵣ`, `τ dk/dt = v R q`, `τ dq/dt = v Rᵀ k` with M = Σ v k qᵀ and
-R = -½ ∂L/∂M, which is G - 𝓗[M] for a quadratic loss: minus half the gradient of the loss, so that `dL/dt = -2 Σ |dW/dt|²` and the Jacobian is symmetric.
+`τ dv/dt = Σᵣ kᵣᵀ R qᵣ`, `τ dk/dt = v R q`, `τ dq/dt = v Rᵀ k` with R = -½ ∂L/∂M, which is G - 𝓗[M]
+for a quadratic loss. The right-hand side is minus half the gradient of the loss in the weights, so
+that `dL/dt = -2 Σ |dW/dt|²` and the Jacobian is symmetric.
 """
 
 import dataclasses
@@ -149,7 +150,7 @@ class HeadFlow:
         return v**2 + np.sum(k**2 + q**2, axis=(1, 2))
 
     def some(self, y: np.ndarray, keep: Bool[np.ndarray, " H"]) -> tuple["HeadFlow", np.ndarray]:
-        """The flow of some of the heads beside the others, which stay, and their part of a state."""
+        """The flow of some heads beside the others, which stay, and their part of a state."""
         source = self.source.beside(self.effective(y[None], ~keep[None])[0])
         block = None if self.block is None else self.block[keep]
         flow = HeadFlow(source, int(keep.sum()), self.rank, block)

@@ -1,7 +1,7 @@
 """Several linear layers as a loss of one matrix, so that the one staircase engine covers them.
 
-A head of layer l adds v k qᵀ to Γ_l and feels A^{(l)} = -½ ∂L/∂Γ_l, which depends on all layers. Put
-the Γ_l into the blocks of one block-diagonal matrix M and the A^{(l)} into those of R. A head of
+A head of layer l adds v k qᵀ to Γ_l and feels A^{(l)} = -½ ∂L/∂Γ_l, which depends on all layers.
+Put the Γ_l into the blocks of one block-diagonal matrix M and the A^{(l)} into those of R. A head of
 layer l has k and q in block l, where the flow τ dk/dt = v R q keeps them. So the layers are one
 layer of L·D inputs whose loss is not quadratic. Dormant heads keep their closed form, since that
 asks for a constant R and nothing else.
@@ -46,8 +46,9 @@ def _of_layers(
     loss: AbstractLoss, matrices: Float[Array, "l D D"], layers: int, tied: bool
 ) -> Float[Array, ""]:
     """The loss of given Γ_l: of one merged head per layer whose value weight is 1."""
-    values = jnp.ones((len(matrices), 1, 1, 1), matrices.dtype)
-    return loss(Layers(Merged(values, matrices[:, None]), layers, tied))
+    one = jnp.ones((1, 1, 1), matrices.dtype)
+    stack = jax.vmap(lambda matrix: Merged(one, matrix[None]))(matrices)
+    return loss(Layers(stack, layers, tied))
 
 
 def not_stacked(source: object, model: Layers) -> str | None:
