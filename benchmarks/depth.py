@@ -39,8 +39,9 @@ def main() -> None:
               f"{np.nanmax(errors[-1]):.1e}, prediction {predicted - begin:.1f} s, flow "
               f"{time.process_time() - predicted:.1f} s", flush=True)  # fmt: skip
     all_errors = np.concatenate(errors)
-    print(f"{drops} drops: median {np.nanmedian(all_errors):.1e}, worst {np.nanmax(all_errors):.1e}, "
-          f"{int(np.isnan(all_errors).sum())} not seen within 2 %")  # fmt: skip
+    lost = int(np.isnan(all_errors).sum())
+    print(f"{drops} drops: median {np.nanmedian(all_errors):.1e}, worst "
+          f"{np.nanmax(all_errors):.1e}, {lost} not seen within 2 %")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -52,7 +52,8 @@ def test_two_layers_fall_in_as_many_steps_as_they_have_modes_and_when_it_is_pred
     model = start(1)
     found = icl.predict(TASK, model, probes=0)
     assert type(found.engine).__name__ == "LayerStairs"
-    assert found.heads is not None and len(set(found.heads.tolist())) == 4
+    assert found.heads is not None
+    assert len(set(found.heads.tolist())) == 4
     assert sorted((found.heads // HEADS).tolist()) == [0, 0, 1, 1]
     times = measured(found, model, icl.Population(TASK))
     np.testing.assert_allclose(found.times, times, rtol=1e-3)

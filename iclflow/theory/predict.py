@@ -210,7 +210,7 @@ class LayerStairs(AbstractEngine):
         reason = self.admits(source, model)
         if reason is not None:
             raise ValueError(f"{type(self).__name__} cannot predict this run: {reason}")
-        assert isinstance(model, Layers) and not isinstance(source, Quadratic)
+        assert not isinstance(source, Quadratic)
         found = staircase(source, model, probes=probes)
         condition = found.condition if probes else None
         return Prediction(

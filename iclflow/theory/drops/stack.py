@@ -1,8 +1,8 @@
 """Several linear layers as a loss of one matrix, so that the one staircase engine covers them.
 
 A head of layer l adds v k qᵀ to Γ_l and feels A^{(l)} = -½ ∂L/∂Γ_l, which depends on all layers.
-Put the Γ_l into the blocks of one block-diagonal matrix M and the A^{(l)} into those of R. A head of
-layer l has k and q in block l, where the flow τ dk/dt = v R q keeps them. So the layers are one
+Put the Γ_l into the blocks of one block-diagonal matrix M and the A^{(l)} into those of R. A head
+of layer l has k and q in block l, where the flow τ dk/dt = v R q keeps them. So the layers are one
 layer of L·D inputs whose loss is not quadratic. Dormant heads keep their closed form, since that
 asks for a constant R and nothing else.
 
@@ -47,7 +47,7 @@ def _of_layers(
 ) -> Float[Array, ""]:
     """The loss of given Γ_l: of one merged head per layer whose value weight is 1."""
     one = jnp.ones((1, 1, 1), matrices.dtype)
-    stack = jax.vmap(lambda matrix: Merged(one, matrix[None]))(matrices)
+    stack = jax.vmap(lambda matrix: Merged(values=one, merged=matrix[None]))(matrices)
     return loss(Layers(stack, layers, tied))
 
 

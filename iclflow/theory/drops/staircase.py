@@ -203,7 +203,8 @@ class _Follower:
     def __init__(
         self, source: AbstractMatrixLoss, weights: Weights, block: Int[np.ndarray, " H"] | None
     ) -> None:
-        self.flow = HeadFlow(source, *weights[1].shape[:2], block)
+        heads, rank = weights[1].shape[:2]
+        self.flow = HeadFlow(source, heads, rank, block)
         self.state = np.concatenate([a.ravel() for a in weights])
         self.now = 0.0
         self.awake = np.zeros(self.flow.heads, bool)
