@@ -144,7 +144,7 @@ def predicted_times(runs: Finished) -> np.ndarray:
 
 
 def theory_times(source: Any, model: AbstractModel) -> np.ndarray:
-    """When the drops of one start come by theory; empty where none covers it.
+    """When the drops of one start come by theory; empty where none covers it in a second.
 
     - `source`: what is trained on, a task for its population or the loss of a sample.
     - `model`: the initial weights; from zeros nothing is ever learned.
@@ -152,7 +152,7 @@ def theory_times(source: Any, model: AbstractModel) -> np.ndarray:
     from iclflow.theory.predict import select
 
     engine = select(source, model)
-    if engine is None or not any(np.any(leaf) for leaf in jax.tree.leaves(model)):
+    if engine is None or not engine.quick or not any(np.any(leaf) for leaf in jax.tree.leaves(model)):
         return np.zeros(0)
     times = engine(source, model).times
     return times[np.isfinite(times)]

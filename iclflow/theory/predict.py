@@ -365,12 +365,16 @@ def drop_times(source: Source, models: Sequence[AbstractModel]) -> Float[np.ndar
 def visited_levels(source: Source | Quadratic, model: AbstractModel) -> Float[np.ndarray, " m"]:
     """The losses of the plateaus that a model visits; empty where the theory has none for it.
 
+    Several layers have none: which levels they visit depends on the start (`predict`).
+
     >>> import jax, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
     >>> start = icl.Merged.initialiser(task, heads=2, scale=0.01)(jax.random.key(0))
     >>> len(icl.theory.visited_levels(task, start)), len(icl.theory.plateau_losses(task))
     (2, 3)
     """
+    if isinstance(model, Layers) and model.layers > 1:
+        return np.zeros(0)
     levels = np.asarray(plateau_losses(source))
     visited = list(model.visits(len(levels) - 1))
     if visited and isinstance(model.as_attention(), Merged):
