@@ -152,7 +152,9 @@ def theory_times(source: Any, model: AbstractModel) -> np.ndarray:
     from iclflow.theory.predict import select
 
     engine = select(source, model)
-    if engine is None or not engine.quick or not any(np.any(leaf) for leaf in jax.tree.leaves(model)):
+    if engine is None or not engine.quick:
+        return np.zeros(0)
+    if not any(np.any(leaf) for leaf in jax.tree.leaves(model)):
         return np.zeros(0)
     times = engine(source, model).times
     return times[np.isfinite(times)]
