@@ -34,6 +34,7 @@ from iclflow.theory.drops.one_drop import growing_strength as growing_strength
 from iclflow.theory.drops.one_drop import merged_course as merged_course
 from iclflow.theory.drops.one_drop import merged_half_time as merged_half_time
 from iclflow.theory.drops.one_drop import paper_merged_duration as paper_merged_duration
+from iclflow.theory.drops.quadratic import AbstractMatrixLoss as AbstractMatrixLoss
 from iclflow.theory.drops.quadratic import Quadratic as Quadratic
 from iclflow.theory.drops.scalar_ode import blow_up_course as blow_up_course
 from iclflow.theory.drops.scalar_ode import mid_drop_time as mid_drop_time
