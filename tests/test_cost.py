@@ -158,7 +158,7 @@ def test_the_file_of_speeds_is_bounded(kept):
 
 def test_without_a_cache_nothing_is_measured(kept, monkeypatch):
     monkeypatch.setenv("ICLFLOW_CACHE", "off")
-    assert cost.speed(VMAP, 1e30) == cost.BUILT_IN[cost._backend()][VMAP]
+    assert cost.speed(VMAP, 1e30) == cost.BUILT_IN[cost.backend()][VMAP]
     assert not kept[1]
 
 

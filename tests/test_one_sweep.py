@@ -72,7 +72,7 @@ def test_a_store_has_the_runs_that_memory_has(whole, tmp_path):
 
 def test_it_goes_on_where_it_was_stopped_in_every_bit(whole, tmp_path, monkeypatch):
     path, compute, calls = tmp_path / "s.zarr", computing.compute, []
-    monkeypatch.setattr("iclflow.runs.estimate.MOST", 2)  # cells of a block
+    monkeypatch.setattr("iclflow.runs.estimate.MOST", {"cpu": 2, "gpu": 2})  # cells of a block
 
     def stopping(block):
         calls.append(block)

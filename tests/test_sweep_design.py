@@ -148,3 +148,16 @@ def test_the_estimate_grows_with_the_cells_and_blocks_with_the_workers():
     assert grown == pytest.approx(10)
     assert large.memory == small.memory  # bounded: a block
     assert estimate(Design.of(**words, seeds=100), workers=2).blocks >= 8
+
+
+def test_a_billion_cells_on_eight_workers_are_announced_without_building_them():
+    """Time, store and blocks; work is shared by the workers, what each does for itself is not."""
+    words = {"steps": 200, "rate": 0.1, "record": [], "scale": [0.1, 0.2]}
+    design = Design.of(**words, seeds=500_000_000)
+    alone, all_ = estimate(design), estimate(design, workers=8)
+    assert (all_.cells, all_.workers) == (10**9, 8)
+    assert alone.seconds == alone.alone == all_.alone
+    own = (8 * all_.seconds - all_.alone) / 7
+    assert 0 < own < 60
+    assert all_.disk >= 8 * 10**9
+    assert all_.blocks >= 10**9 / 2**20

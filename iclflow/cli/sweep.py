@@ -190,7 +190,7 @@ class Lines:
 
 def takes(expected: Any) -> dict[str, Any]:
     """An estimate as JSON."""
-    names = ("cells", "points", "blocks", "programs", "memory", "disk", "seconds")
+    names = ("cells", "points", "blocks", "programs", "memory", "disk", "seconds", "workers")
     return {name: getattr(expected, name) for name in names}
 
 
@@ -198,11 +198,13 @@ def sentences(expected: Any) -> list[str]:
     """An estimate in words."""
     from iclflow.losses.memory import readable
 
+    on_all = f", {duration(expected.seconds)} on {expected.workers} workers as fast as this one"
+    many = on_all if expected.workers > 1 else ""
     return [
         f"{expected.cells:,} cells ({expected.points:,} points) in {expected.blocks:,} blocks of "
         f"{' x '.join(map(str, expected.block))}, {expected.programs} compiled programs",
-        f"about {duration(expected.seconds)} on one process; memory {readable(expected.memory)} a "
-        f"block; store at most {readable(expected.disk)}",
+        f"about {duration(expected.alone)} on one process{many}; memory "
+        f"{readable(expected.memory)} a block; store at most {readable(expected.disk)}",
     ]
 
 

@@ -148,7 +148,7 @@ def seconds(engine: str, operations: float, runs: int, steps: float) -> float:
     if engine == CPP:  # whole blocks of runs side by side
         runs = LANES * math.ceil(runs / LANES)
     work = steps * runs * operations
-    overhead = OVERHEAD[_backend()] * steps if engine == VMAP else 0.0
+    overhead = OVERHEAD[backend()] * steps if engine == VMAP else 0.0
     return overhead + work * speed(engine, work).operation
 
 
@@ -176,7 +176,7 @@ def speed(engine: str, work: float = 0.0) -> Speed:
     - `work`: operations that depend on the answer. Those of a few seconds are not worth a probe,
       and have the built-in speeds.
     """
-    known = BUILT_IN[_backend()]
+    known = BUILT_IN[backend()]
     if engine not in known:  # an engine that nobody timed is taken for the fastest
         engine = min(known, key=lambda name: known[name].operation)
     if work * known[VMAP].operation < WORTH_A_PROBE:
@@ -184,7 +184,8 @@ def speed(engine: str, work: float = 0.0) -> Speed:
     return measured().get(engine, known[engine])
 
 
-def _backend() -> str:
+def backend() -> str:
+    """Which table of speeds this process has: those of a CPU or those of a GPU."""
     return "cpu" if jax.default_backend() == "cpu" else "gpu"
 
 
@@ -228,7 +229,7 @@ def _read(entry: Any, now: int) -> dict[str, Speed] | None:
 
 def probe() -> dict[str, Speed]:
     """Time every engine of this machine on a small task: some seconds, mostly of compilers."""
-    large = _backend() == "gpu"
+    large = backend() == "gpu"
     task = Task(np.array([0.4, 0.3, 0.2, 0.1]), 31)
     loss, dynamics = Population(task), Descent(0.01)
     init = Separate.initialiser(task, heads=5, scale=0.05)

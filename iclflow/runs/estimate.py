@@ -18,7 +18,8 @@ from iclflow.runs.record import by_name, resolve
 from iclflow.runs.store import block_shape
 
 LONG = 10.0  # seconds of a block at most: what Ctrl-C or a kill can lose
-LEAST, MOST = 16, 65536  # cells of a block
+LEAST = 16  # cells of a block
+MOST = {"cpu": 2**16, "gpu": 2**20}  # cells of a block; a GPU is done with fewer in milliseconds
 PER_WORKER = 4  # blocks that a worker should have, so that all end together
 TRACED = 16  # programs whose steps are counted; those between take as much as the nearest
 # Seconds, rough ones of two cores; `python benchmarks/sweeps.py announced` compares their sum.
@@ -53,7 +54,13 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Cells, blocks of them, bytes of memory and of the store, and seconds on one process."""
+    """Cells, blocks of them, bytes of memory and of the store, and seconds.
+
+    - `workers`: the processes that compute, each with a device as fast as the one here.
+    - `alone`: seconds on one process.
+    - `seconds`: seconds on all of them. What every process does for itself, importing and
+      compiling, is not shared.
+    """
 
     cells: int
     points: int
@@ -62,6 +69,8 @@ class Estimate:
     memory: int  # of one block, bytes
     disk: int
     seconds: float
+    alone: float
+    workers: int = 1
 
     @property
     def blocks(self) -> int:
@@ -106,11 +115,15 @@ def estimate(cells: AbstractCells, workers: int = 1, size: int | None = None) ->
         raise ValueError(f"no cell of this sweep can be trained: {refused[0]}")
     longest = max(program.cell for program in shared.values())
     widest = max(program.memory for program in shared.values())
-    most = min(MOST, int(LONG / longest) + 1, int(RESERVE * device_bytes() / widest) + 1)
+    most = min(
+        MOST[cost.backend()], int(LONG / longest) + 1, int(RESERVE * device_bytes() / widest) + 1
+    )
     if workers > 1:
         most = max(min(LEAST, most), min(most, math.ceil(cells.cells / (PER_WORKER * workers))))
     block = block_shape(cells, most if size is None else size)
     points = int(np.prod(cells.shape[:-1], dtype=object))
+    own = STARTED + sum(program.compiling for program in shared.values())
+    work = points * POINT + sum(program.cells * program.cell for program in shared.values())
     return Estimate(
         cells=cells.cells,
         points=points,
@@ -118,9 +131,9 @@ def estimate(cells: AbstractCells, workers: int = 1, size: int | None = None) ->
         shared=shared,
         memory=math.prod(block) * widest,
         disk=sum(program.cells * program.kept for program in shared.values()),
-        seconds=STARTED
-        + points * POINT
-        + sum(program.compiling + program.cells * program.cell for program in shared.values()),
+        seconds=own + work / workers,
+        alone=own + work,
+        workers=workers,
     )
 
 
