@@ -146,6 +146,7 @@ def test_a_cluster_gives_the_same_bits(cluster, whole, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore:.*computed anew")  # the store was harmed on purpose
 def test_killed_many_times_every_cell_is_there_once(kills, cluster, whole, tmp_path):
     victims = [("worker", "client", "alone")[i % 3] for i in range(kills)]
     number = 0
