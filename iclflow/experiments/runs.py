@@ -113,9 +113,3 @@ def largest_blocks(run: Mapping[str, np.ndarray]) -> np.ndarray:
     """The largest entry of the blocks that the theory sets to zero, [seed, mark]."""
     parts = [np.abs(run[name]) for name in ("value_inputs", "key_labels")]
     return np.maximum(*(part.reshape(*part.shape[:2], -1).max(axis=2) for part in parts))
-
-
-def delayed(time: np.ndarray, curves: np.ndarray, factor: float) -> np.ndarray:
-    """Curves that come to every value `factor` times as late: for controls of claims."""
-    late = np.asarray(time) / factor
-    return np.apply_along_axis(lambda row: np.interp(late, time, row), -1, np.asarray(curves))

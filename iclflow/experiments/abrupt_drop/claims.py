@@ -5,7 +5,6 @@ import xarray as xr
 
 from iclflow.experiments.base import Claim, below, near
 from iclflow.experiments.four_inputs import label_deviation, regression_deviation
-from iclflow.experiments.runs import delayed, drop_counts
 from iclflow.theory.drops.scalar_ode import paper_duration
 
 
@@ -128,19 +127,17 @@ def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
     - `merged-equals-mlp`: the MLP from weights with the same function and another balance between
       the layers, which trains differently.
     - `merged-mlp-finite-sample`: the MLP of the next seed.
-    - `merged-single-drop`: the mean of a curve and of the same curve on a clock three times as
-      slow, which has two drops.
+    - `merged-single-drop`: separate key and query of rank one, which drops several times.
     - `merged-levels` and `least-squares-at-convergence`: the levels and the weights Λ⁻¹ of N → ∞.
     - `regression-duality`: the regression on the P sequences instead of the population.
     - `heads-parallel`: the heads of attention at the last step, which share out the extra blocks.
     - `merged-zero-blocks`: the blocks on the P sequences instead of the population.
-    - `merged-conserved`: the loss, which is not conserved.
+    - `merged-conserved`: W₁W₁ᵀ alone, which grows.
     - `white-closed-form`: the closed form with the paper's s(0).
     - `merged-duration-paper`: the power law (68) of separate key and query, at the same w.
     - `merged-duration-reduced-flow`: the paper's estimate (51).
     """
-    time, loss = data["time"].values, data["loss"]
-    twice = (loss.values + delayed(time, loss.values, 3.0)) / 2
+    loss = data["loss"]
     covariance, formula = data["covariance"].values, data["formula"]
     paper = data["half_time_paper"]
     rate = np.linalg.norm(covariance @ covariance)
@@ -152,7 +149,7 @@ def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
             loss_mlp=loss.copy(data=np.roll(data["loss_mlp"].values, 1, axis=0))
         ),
         "merged-single-drop": data.assign(
-            loss=loss.copy(data=twice), drop_count=("seed", drop_counts(time, twice))
+            loss=data["separate_loss"], drop_count=data["separate_drop_count"]
         ),
         "merged-levels": data.assign(levels=("level", [np.trace(covariance), 0.0])),
         "least-squares-at-convergence": data.assign(
@@ -161,7 +158,7 @@ def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
         "regression-duality": data.assign(regression_population=data["regression_sample"]),
         "heads-parallel": data.assign(head_cosine=data["head_cosine_late"]),
         "merged-zero-blocks": data.assign(population_blocks=data["attention_blocks"]),
-        "merged-conserved": data.assign(conserved_drift=data["white_loss"]),  # changes by all of it
+        "merged-conserved": data.assign(conserved_drift=data["merged_drift"]),
         "white-closed-form": data.assign(white_theory=data["white_paper"]),
         "merged-duration-paper": data.assign(half_time_paper=paper.copy(data=power_law)),
         "merged-duration-reduced-flow": data.assign(half_time_theory=paper),

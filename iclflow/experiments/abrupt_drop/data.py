@@ -39,7 +39,14 @@ from iclflow.experiments.runs import (
 )
 from iclflow.losses import Moments, Population, Sequences
 from iclflow.measures import first_crossing
-from iclflow.models import MLP, AbstractInitialiser, Merged, NetworkInitialiser, draw_model
+from iclflow.models import (
+    MLP,
+    AbstractInitialiser,
+    Merged,
+    NetworkInitialiser,
+    Separate,
+    draw_model,
+)
 from iclflow.published import Options, PublishedInitialiser
 from iclflow.results.progress import Progress
 from iclflow.runs.simulate import simulate
@@ -66,6 +73,7 @@ SCALE_MERGED = SCALE_VALUES * 4  # ... and from the D² entries of each U: publi
 
 CHECK_SEQUENCES, CHECK_SCALE, CHECK_RATE, CHECK_STEPS = 96, 0.01, 0.05, 600
 WHITE_SCALE, WHITE_TIME = 1e-3, 120.0
+SEPARATE_SCALE = 0.1  # of separate key and query, for a control: several drops in as many steps
 SOLVER = 1e-8  # relative tolerance of the reduced flow
 
 CONVERSION = (
@@ -155,6 +163,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         **_parallel(runs, marks),
         **_solutions(loss, population, final),
         **_equivalence(task),
+        **_separate(task, time, quick),
     }
     report(4, 5)
     variables |= _white()
@@ -246,6 +255,17 @@ def _equivalence(task: Task) -> dict[str, Variable]:
     }
 
 
+def _separate(task: Task, time: np.ndarray, quick: bool) -> dict[str, Variable]:
+    """Separate key and query of rank one, trained as long in the population: for a control."""
+    init = Separate.initialiser(task, heads=HEADS, scale=SEPARATE_SCALE)
+    how: dict[str, Any] = {"saveat": spread(STEPS), "seeds": seed_count(quick)}
+    loss = trained(Population(task), init, Descent(RATE), **how)["loss"]
+    return {
+        "separate_loss": (("seed", "time"), loss, "loss of separate key and query, rank one"),
+        "separate_drop_count": (("seed",), drop_counts(time, loss), "its drops"),
+    }
+
+
 def _white() -> dict[str, Variable]:
     """White inputs, Λ = I/D: gradient flow against the closed form (15); conservation (17)."""
     task = Task(np.full(4, 0.25), CONTEXT)
@@ -259,6 +279,8 @@ def _white() -> dict[str, Variable]:
     small = np.sum(np.asarray(model.values) ** 2)
     strength = np.asarray(logistic_strength(time, small, rate, saturation))
     paper = power - 2 * rate * strength + saturation * strength**2
+    rows = np.asarray(weights["merged"]).reshape(len(time), HEADS, -1)
+    products = np.einsum("thf,tgf->thg", rows, rows)
     return {
         "white_time": (("white",), time, "t/τ, white inputs"),
         "white_loss": (("white",), loss, "gradient flow, white inputs, w = 1e-3"),
@@ -268,6 +290,11 @@ def _white() -> dict[str, Variable]:
             ("white",),
             _drift(weights),
             "largest change of w₂w₂ᵀ - W₁W₁ᵀ (17)",
+        ),
+        "merged_drift": (
+            ("white",),
+            np.abs(products - products[0]).max(axis=(1, 2)),
+            "largest change of W₁W₁ᵀ alone",
         ),
     }
 

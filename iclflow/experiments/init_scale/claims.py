@@ -64,20 +64,24 @@ def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
     - `init-shortens-merged` and `init-shortens-separate`: the times of the scales in reverse.
     - `merged-duration-logarithm`: the first drop of separate key and query, predicted from the
       initial weights, at the scales that both kinds have.
-    - `separate-duration-power`: the logarithms of the times, which is the law of merged key and
-      query.
+    - `separate-duration-power`: the drop of merged key and query at scales that both kinds have. It
+      comes with the logarithm of 1/w.
     - `lazy-training`: the kernel of the value weights alone, as in regression on random features.
     """
     half, drops = data["merged_half_time"], data["separate_drops"]
     scales = data["merged_scale"].values
     both = scales[np.isin(scales, data["theory_scale"].values)]
     power = data["theory_drops"].sel(theory_scale=both).isel(component=0).values
+    shared = scales[np.isin(scales, data["separate_scale"].values)][:2]
+    logarithm = half.sel(merged_scale=shared).values[..., None].repeat(drops.shape[-1], axis=-1)
     return {
         "init-shortens-merged": data.assign(merged_half_time=half.copy(data=half.values[::-1])),
         "init-shortens-separate": data.assign(separate_drops=drops.copy(data=drops.values[::-1])),
         "merged-duration-logarithm": data.sel(merged_scale=both).assign(
             merged_half_time=(half.dims, power)
         ),
-        "separate-duration-power": data.assign(separate_drops=np.log(drops)),
+        "separate-duration-power": data.sel(separate_scale=shared).assign(
+            separate_drops=(drops.dims, logarithm)
+        ),
         "lazy-training": data.assign(lazy_loss=data["random_features_loss"]),
     }

@@ -48,9 +48,13 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
-    """Heads that stay as they were, and heads that do as (70) has it."""
+    """For each claim another theory that turns its verdict round.
+
+    - `plateau-alignment` and `plateau-alignment-frozen`: heads that stay as they were.
+    - `plateau-alignment-later`: the corrected form E6 in place of the printed one.
+    """
     return {
         "plateau-alignment": data.assign(theory=data["start"]),
-        "plateau-alignment-later": data.assign(printed=data["end"]),
+        "plateau-alignment-later": data.assign(printed=data["theory"]),
         "plateau-alignment-frozen": data.assign(theory=data["start"]),
     }

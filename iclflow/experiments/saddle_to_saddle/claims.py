@@ -5,7 +5,6 @@ import xarray as xr
 
 from iclflow.experiments.base import Claim, below, level_tolerance, near
 from iclflow.experiments.four_inputs import label_deviation
-from iclflow.experiments.runs import drop_counts
 from iclflow.theory.drops.one_drop import logistic_strength
 from iclflow.theory.drops.scalar_ode import X_MID
 
@@ -239,39 +238,37 @@ def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
 
     - `separate-equals-convolution`: the network from weights with the same function and another
       balance between the layers, which trains differently.
-    - `separate-d-drops`: the curves without their first drop.
+    - `separate-d-drops`: two heads, which can learn only two eigenvectors.
     - `plateau-levels`: the levels as N → ∞.
     - `plateau-levels-population`: the levels if the smallest eigenvalue were learned first.
     - `principal-component-regression`: the weights of the plateau before, with one component fewer.
     - `zero-blocks-population`: the blocks on the P sequences.
-    - `separate-conserved`: a drift that does not depend on the rate.
+    - `separate-conserved`: ‖k‖² alone, which changes as much at half the rate.
     - `eigenvector-order` and `key-query-alignment`: the eigenvectors in reverse.
     - `key-query-alignment-worst`: one seed, without the exception.
     - `minimal-norm-values`: the values λ^(-1/3) as N → ∞.
     - `value-weights-ode`: the logistic course of merged key and query, with the same limit and the
       same time of the drop.
-    - `separate-duration-paper`: the measured durations.
+    - `separate-duration-paper`: the durations that the initial weights predict, (Q1)-(Q5).
     - `staircase-times`: the times predicted from the initial weights of the next seed.
-    - `later-plateaus-longer`: the logarithms of the times of the drops.
-    - `later-drops-vary-more`: a last drop at the same time for all seeds.
+    - `later-plateaus-longer`: heads of full rank, which leave later plateaus soon.
+    - `later-drops-vary-more`: heads of full rank, whose later drops follow the first.
     """
-    time, limit, seed = data["time"].values, data["value_limit"], int(data.attrs["shown_seed"])
+    limit, seed = data["value_limit"], int(data.attrs["shown_seed"])
     eigenvalues, levels = data["eigenvalues"].values, data["levels"]
     all_of_it = np.concatenate([[0.0], np.cumsum(eigenvalues)])
     smallest_first = np.concatenate([[0.0], np.cumsum(-np.diff(levels.values)[::-1])])
     effective = data[f"{POPULATION}plateau_effective"]
     before = effective.copy(data=effective.values[:, [0, *range(effective.sizes["level"] - 1)]])
     predicted = data["staircase_time"]
-    later = data["loss"].clip(max=data["levels"][1])  # without the first drop
-    vectors, times = data["eigenvectors"], data[f"{POPULATION}drop_time"]
+    vectors, stairs = data["eigenvectors"], data[f"{POPULATION}staircase_time"]
     order = vectors.copy(data=vectors.values[:, ::-1])
-    same = xr.concat([times[:, :-1], 0 * times[:, -1:] + times[:, -1:].mean("seed")], "component")
-    lasted = times.copy(data=np.diff(times.values, axis=1, prepend=0.0))
-    half = data["conserved_drift"].copy(data=data["conserved_drift"].values[[0, 0]])
+    lasted = stairs.copy(data=np.diff(stairs.values, axis=1, prepend=0.0))
+    full_rank = data.assign({f"{POPULATION}drop_time": data["full_rank_drop_time"]})
     return {
         "separate-equals-convolution": data.assign(check_convolution=data["check_unbalanced"]),
         "separate-d-drops": data.assign(
-            loss=later, drop_count=("seed", drop_counts(time, later.values))
+            loss=data["two_heads_loss"], drop_count=data["two_heads_drop_count"]
         ),
         "plateau-levels": data.assign(levels=levels.copy(data=levels.values[0] - all_of_it)),
         "plateau-levels-population": data.assign(
@@ -279,7 +276,7 @@ def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
         ),
         "principal-component-regression": data.assign({effective.name: before}),
         "zero-blocks-population": data.assign(population_blocks=data["sample_blocks"].max("time")),
-        "separate-conserved": data.assign(conserved_drift=half),  # whatever the rate
+        "separate-conserved": data.assign(conserved_drift=data["key_drift"]),
         "eigenvector-order": data.assign(eigenvectors=order),
         "key-query-alignment": data.assign(eigenvectors=order),
         "key-query-alignment-worst": data.isel(seed=[seed] * data.sizes["seed"]),
@@ -289,8 +286,8 @@ def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
         "staircase-times": data.assign(
             staircase_time=predicted.copy(data=np.roll(predicted.values, 1, axis=0))
         ),
-        "later-plateaus-longer": data.assign({times.name: np.log(times)}),
-        "later-drops-vary-more": data.assign({times.name: same}),
+        "later-plateaus-longer": full_rank,
+        "later-drops-vary-more": full_rank,
     }
 
 

@@ -2,7 +2,8 @@
 
 Five heads, all blocks trained, on P = 80,000 sequences, six seeds, until every seed has made its
 D drops; the same starts in the population; and the staircase that the initial weights predict, once
-for those very sequences and once for the population.
+for those very sequences and once for the population. Two more kinds of runs are for the controls:
+two heads, which can learn two eigenvectors, and heads of full rank, one of which learns them all.
 """
 
 import functools
@@ -156,11 +157,12 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         "largest entry of the extra blocks on P sequences",
     )
     half = trained(four_input_population(), init, Descent(RATE / 2), saveat=2 * marks, **OPTIONS)
-    variables["conserved_drift"] = (
-        ("rate_halved",),
-        _conserved(population, half),
-        "largest drift of the conserved quantities (79), at the rate and at half of it",
-    )
+    rates = ("rate_halved",)
+    kept, keys = (np.array(pair) for pair in zip(_drifts(population), _drifts(half), strict=True))
+    about = "at the rate and at half of it"
+    variables["conserved_drift"] = (rates, kept, f"largest change of what (79) conserves, {about}")
+    variables["key_drift"] = (rates, keys, f"largest change of ‖k‖² alone, {about}")
+    variables |= _others(marks, time, levels)
     report(4, 5)
     variables |= _equivalence(four_input_task())
     report(5, 5)
@@ -299,13 +301,26 @@ def _equivalence(task: Task) -> dict[str, Variable]:
     }
 
 
-def _conserved(whole: dict[str, np.ndarray], half: dict[str, np.ndarray]) -> np.ndarray:
-    """Largest change of ‖k‖² - ‖q‖² and ‖k‖² - v² over the run, at the rate and at half of it."""
+def _drifts(run: dict[str, np.ndarray]) -> tuple[float, float]:
+    """Largest change over the run: of ‖k‖² - ‖q‖² and ‖k‖² - v² (79), and of ‖k‖² alone."""
+    keys, queries = (np.sum(run[n] ** 2, axis=(3, 4)) for n in ("keys", "queries"))
+    kept = np.stack([keys - queries, keys - run["values"] ** 2])  # [2, seed, time, head]
+    change = [np.abs(a[..., -1, :] - a[..., 0, :]).max() for a in (kept, keys)]
+    return float(change[0]), float(change[1])
 
-    def drift(run: dict[str, np.ndarray]) -> float:
-        keys, queries = (np.sum(run[n] ** 2, axis=(3, 4)) for n in ("keys", "queries"))
-        values = run["values"] ** 2
-        kept = np.stack([keys - queries, keys - values])  # [2, seed, time, head]
-        return float(np.abs(kept[:, :, -1] - kept[:, :, 0]).max())
 
-    return np.array([drift(whole), drift(half)])
+def _others(marks: np.ndarray, time: np.ndarray, levels: np.ndarray) -> dict[str, Variable]:
+    """Two heads, and heads of full rank, from starts of the same size, in the population."""
+    task = four_input_task()
+
+    def losses(heads: int, rank: int) -> np.ndarray:
+        init = Separate.initialiser(task, heads=heads, rank=rank, scale=SCALE)
+        return trained(Population(task), init, Descent(RATE), saveat=marks, seeds=SEEDS)["loss"]
+
+    two = losses(2, RANK)
+    drops = drop_times(time, losses(HEADS, task.size), levels)
+    return {
+        "two_heads_loss": (("seed", "time"), two, "training loss of two heads"),
+        "two_heads_drop_count": (("seed",), drop_counts(time, two), "drops of two heads"),
+        "full_rank_drop_time": (("seed", "component"), drops, "drops of heads of full rank, t/τ"),
+    }

@@ -1,10 +1,8 @@
 """How often the loss of softmax attention drops, counted by the detector of stages."""
 
-import numpy as np
 import xarray as xr
 
 from iclflow.experiments.base import Claim, at_least, near
-from iclflow.experiments.runs import delayed
 from iclflow.measures import find_stages
 
 
@@ -50,11 +48,10 @@ def _listed(counts: list[int]) -> str:
 
 
 def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
-    """Two drops where there was one, and one where there were several."""
-    time, merged, separate = (data[n] for n in ("merged_time", "merged", "separate"))
-    late = merged.copy(data=delayed(time.values, merged.values, 2.0))
-    single = np.interp(np.linspace(0, 1, separate.shape[1]), time / time[-1], merged[0])
-    return {
-        "v2-softmax-merged": data.assign(merged=(merged + late) / 2),
-        "v2-softmax-separate": data.assign(separate=separate * 0 + single),
-    }
+    """Merged and separate key and query under each other's name, for both claims."""
+    names = {f"{kind}{part}" for kind in ("merged", "separate") for part in ("", "_time", "_seed")}
+    names |= {f"{kind}_linear" for kind in ("merged", "separate") if f"{kind}_linear" in data}
+    other = {"merged": "separate", "separate": "merged"}
+    exchanged = {name: name.replace(kind := name.split("_")[0], other[kind]) for name in names}
+    swapped = data.rename(exchanged)
+    return {"v2-softmax-merged": swapped, "v2-softmax-separate": swapped}
