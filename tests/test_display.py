@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
@@ -27,13 +28,49 @@ def init(task):
 
 
 def test_settings_show_their_numbers(task, init):
-    assert repr(task).startswith("Task(spectrum=[0.4, 0.3], ")
-    assert "context=8" in repr(task)
+    assert repr(task) == "Task(spectrum=[0.4, 0.3], context=8)"
+    turned = jnp.array([[0.6, -0.8], [0.8, 0.6]])
+    other = icl.Task(
+        [0.4, 0.3], 8, rotation=turned, inputs=icl.Sphere(), label_noise=0.1, lengths=[4]
+    )
+    said = "rotation=[[0.6, -0.8], [0.8, 0.6]], inputs=Sphere(), label_noise=0.1, lengths=(4,)"
+    assert repr(other) == f"Task(spectrum=[0.4, 0.3], context=8, {said})"
+    many = icl.Task(np.linspace(1, 0.1, 10), 8)
+    assert repr(many) == "Task(spectrum=[1, 0.9, 0.8, …, 0.1] (10), context=8)"
     assert repr(icl.Descent(0.2)) == "Descent(rate=0.2, optimiser=GradientDescent())"
     assert repr(init).startswith("SeparateInitialiser(scale=0.1, heads=2, ")
     seen = []
     jax.make_jaxpr(lambda rate: (seen.append(repr(icl.Descent(rate))), rate)[1])(0.1)
     assert seen == ["Descent(rate=f64[], optimiser=GradientDescent())"]
+
+
+def test_models_show_their_sizes_and_norms(task, init):
+    model = init(jax.random.key(0))
+    norms = {name: np.linalg.norm(array) for name, array in model.weights().items()}
+    listed = ", ".join(f"|{name}|={norm:.4g}" for name, norm in norms.items())
+    assert repr(model) == f"Separate(D=2, heads=2, rank=1, {listed})"
+    assert "<td>heads</td><td>2</td>" in model._repr_html_()
+    deep = icl.Layers.initialiser(task, layers=3, heads=2, scale=0.1)(jax.random.key(0))
+    assert repr(deep).startswith("Layers(D=2, layers=3, heads=2, rank=1, |values|=")
+    many = jax.vmap(init)(jax.random.split(jax.random.key(0), 3))
+    assert repr(many).startswith("Separate(D=2, |values|=")  # three models at once
+    seen = []
+    jax.make_jaxpr(lambda m: (seen.append(repr(m)), m.values)[1])(model)
+    assert seen == ["Separate(D=2, heads=2, rank=1, values=f64[2,1,1], keys=f64[2,1,2], "
+                    "queries=f64[2,1,2])"]  # fmt: skip
+
+
+def test_losses_show_how_many_prompts_they_have(task):
+    key, prompts = jax.random.key(0), icl.Sequences.sample(task, 1200, jax.random.key(0))
+    assert repr(prompts) == "Sequences(P=1,200, context=8, D=2)"
+    assert repr(icl.Features.sample(task, 12, key)) == "Features(P=12, D=2, map=FullFeatures())"
+    moments = icl.Moments.of(prompts.prompts)
+    said = f"features=12, map=FullFeatures(), power={moments.power:.6g}"
+    assert repr(moments) == f"Moments(P=1,200, {said})"
+    assert "<td>P</td><td>1,200</td>" in moments._repr_html_()
+    assert repr(icl.Population(task)) == "Population(spectrum=[0.4, 0.3], context=8, power=0.7)"
+    small = repr(icl.Minibatch(icl.Features.sample(task, 12, key), 4))
+    assert small == "Minibatch(whole=Features(P=12, D=2, map=FullFeatures()), size=4)"
 
 
 def test_a_run_and_a_prediction_show_their_numbers(task, init):

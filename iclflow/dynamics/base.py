@@ -4,20 +4,19 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-import equinox as eqx
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
-from iclflow.results.display import short
+from iclflow.results.display import Displayed
 from iclflow.results.trajectory import Trajectory
 
 Recorder = Callable[[AbstractModel, AbstractLoss], PyTree[Array]]
 
 
-class AbstractDynamics(eqx.Module):
+class AbstractDynamics(Displayed):
     """A method of training. It knows no length: the end of a run belongs to the problem.
 
     Time is counted in *marks*: whole steps for descent, t/τ for a flow.
@@ -25,9 +24,6 @@ class AbstractDynamics(eqx.Module):
 
     # Fields of the state that all runs of a batch share, so that a loop needs no test a run.
     shared: ClassVar[tuple[str, ...]] = ()
-
-    def __repr__(self) -> str:
-        return short(self)
 
     @abc.abstractmethod
     def init(self, loss: AbstractLoss, model: AbstractModel, key: PRNGKeyArray) -> Any:

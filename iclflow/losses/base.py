@@ -3,13 +3,13 @@
 import abc
 from typing import ClassVar, Self
 
-import equinox as eqx
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from iclflow.models import AbstractModel
+from iclflow.results.display import Displayed
 
 
-class AbstractLoss(eqx.Module):
+class AbstractLoss(Displayed):
     """A number to descend, as a pytree of arrays that is built once from a task.
 
     For prompts L = E|y_q - ŷ_q|² (9), with no factor ½; for tokens the cross-entropy.

@@ -1,6 +1,6 @@
 """The population loss of any number of layers from draws of the context's covariance alone."""
 
-from typing import Self
+from typing import Any, Self
 
 import equinox as eqx
 import jax
@@ -81,6 +81,10 @@ class Draws(AbstractLoss):
         size = self.matrices.shape[-1]
         found = _drawn(self.inputs, self.sizes, self.count, size, key)
         return eqx.tree_at(lambda loss: loss.matrices, self, found)
+
+    def shown(self) -> dict[str, Any]:
+        count, size = self.matrices.shape[-3:-1]
+        return {"draws": f"{count:,}", "D": size, "context": self.sizes, "inputs": self.inputs}
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         return jnp.mean(self.each(model)) + self.white.target_variance

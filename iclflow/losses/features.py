@@ -213,6 +213,9 @@ class Features(AbstractPromptLoss):
             "use Moments, whose memory does not depend on them, or fewer sequences",
         )
 
+    def shown(self) -> dict[str, Any]:
+        return {"P": f"{len(self.target):,}", "D": self.query.shape[-1], "map": self.map}
+
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         self.require(model)
         weights = self.map.weights(model)

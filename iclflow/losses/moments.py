@@ -13,6 +13,7 @@ from iclflow.losses.features import AbstractFeatureMap, FullFeatures, Sizes, ext
 from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractModel
+from iclflow.results.display import is_concrete
 from iclflow.results.progress import Progress
 from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.prompts import AbstractPromptSet, PromptSource, as_sets
@@ -38,6 +39,11 @@ def _quadratic_form_jvp(primals: tuple, tangents: tuple) -> tuple:
 class Moments(AbstractPromptLoss):
     """L = E|y|² - 2 ⟨W, E[y φ]⟩ + ⟨W, W E[φφᵀ]⟩ for weights W on the features φ; exact.
 
+    - `power`, `cross`, `second`: E|y|², E[y φ] and E[φφᵀ].
+    - `map`: which features φ of a prompt these are.
+    - `count`: the number of prompts P that the moments are the means of, where it is known. The
+      loss does not depend on it.
+
     >>> import jax, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
     >>> loss = icl.Moments.sample(task, 10, jax.random.key(0))
@@ -46,10 +52,11 @@ class Moments(AbstractPromptLoss):
     True
     """
 
-    power: Float[Array, ""]  # E|y|²
-    cross: Float[Array, "O F"]  # E[y φ]
-    second: Float[Array, "F F"]  # E[φφᵀ]
+    power: Float[Array, ""]
+    cross: Float[Array, "O F"]
+    second: Float[Array, "F F"]
     map: AbstractFeatureMap
+    count: Float[Array, ""] | None = None
 
     @classmethod
     def of(
@@ -83,7 +90,8 @@ class Moments(AbstractPromptLoss):
                     progress(before + done, count or before + part.count)
             before, rows = before + part.count, rows + part.count * len(part.lengths)
         assert total is not None  # a set has prompts
-        return cls(*_means((jnp.asarray(rows), BLOCK), total), map_)
+        count = jax.device_put(np.asarray(before, total[0].dtype))
+        return cls(*_means((jnp.asarray(rows), BLOCK), total), map_, count)
 
     @classmethod
     def require_memory(
@@ -99,6 +107,13 @@ class Moments(AbstractPromptLoss):
             f"the moments of {map_.count(prompts)} features",
             "use Features or Sequences, which keep prompts instead, or freeze the zero blocks",
         )
+
+    def shown(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"features": self.cross.shape[-1], "map": self.map}
+        if self.count is not None:
+            one = is_concrete(self.count) and self.count.ndim == 0
+            found = {"P": f"{float(self.count):,.0f}" if one else self.count, **found}
+        return found | {"power": self.power}
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         self.require(model)

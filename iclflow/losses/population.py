@@ -1,5 +1,7 @@
 """The loss in the limit of infinitely many sequences, from moments in closed form."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from iclflow.losses.base import AbstractLoss, misfit
 from iclflow.losses.features import ReducedFeatures
 from iclflow.losses.wishart import two_layer_noise, two_layer_signal
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, Layers
+from iclflow.results.display import eigenvalues, is_concrete
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.inputs import Gaussian
 from iclflow.tasks.prompt import Normaliser
@@ -185,6 +188,18 @@ class Population(AbstractLoss):
         known = require_task(task, "the population is")
         self.power, self.cross, self.second, self.covariance = _closed_form(known)
         self.white = WhiteTask.of(known) if isinstance(known.inputs, Gaussian) else None
+
+    def shown(self) -> dict[str, Any]:
+        """The eigenvalues of Λ, the context lengths where they are kept, and L(0) = E|y|²."""
+        covariance, white = self.covariance, self.white
+        found: dict[str, Any] = {"D": covariance.shape[-1]}
+        if is_concrete(covariance) and covariance.ndim == 2:
+            spectrum = np.linalg.eigvalsh(np.asarray(covariance))[::-1]
+            found = {"spectrum": eigenvalues(spectrum)}
+        if white is not None:
+            lengths = white.lengths
+            found["context"] = lengths.reshape(()) if lengths.size == 1 else lengths
+        return found | {"power": self.power}
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         self.require(model)

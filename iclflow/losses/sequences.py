@@ -64,6 +64,11 @@ class Sequences(AbstractPromptLoss):
             "use Moments (linear models), or fewer sequences",
         )
 
+    def shown(self) -> dict[str, Any]:
+        lengths = self.lengths[0] if len(self.lengths) == 1 else self.lengths
+        shape = self.prompts.inputs.shape
+        return {"P": f"{shape[0]:,}", "context": lengths, "D": shape[-1]}
+
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         self.require(model)
         if self.lengths == (self.prompts.inputs.shape[1] - 1,):

@@ -78,6 +78,9 @@ class Statistics(AbstractPromptLoss):
             "use fewer sequences, or Draws, which are as exact with fewer",
         )
 
+    def shown(self) -> dict[str, Any]:
+        return {"P": f"{len(self.target):,}", "D": self.query.shape[-1]}
+
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         self.require(model)
         size, outputs = self.query.shape[-1], self.target.shape[-1]

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from iclflow.linalg import contract
 from iclflow.models.kinds import once_a_kind
-from iclflow.results.display import short
+from iclflow.results.display import Displayed, is_concrete
 from iclflow.tasks.checks import require_real, require_size, require_within, shown
 from iclflow.tasks.prompt import Prompt
 
@@ -43,7 +43,11 @@ class Blocks(enum.Enum):
     FULL = "full"
 
 
-class AbstractModel(eqx.Module):
+SHOWN_AXES = {"layer": "layers", "head": "heads", "pair": "rank"}  # axes whose sizes are shown
+MANY_WEIGHTS = 6  # arrays of weights, above which only their numbers are counted
+
+
+class AbstractModel(Displayed):
     """A model predicts on ONE input; batches come from `jax.vmap`.
 
     The input is a `Prompt` and the output its ŷ_q; a transformer maps tokens to logits. Which of
@@ -75,6 +79,28 @@ class AbstractModel(eqx.Module):
     def axes(self) -> dict[str, tuple[str, ...]]:
         """The names of the axes of each of the `weights`; those left out are numbered."""
         return {}
+
+    def shown(self) -> dict[str, Any]:
+        """D, the numbers of layers and heads, the rank, and the norm of every weight.
+
+        The norms are what the init scale w sets: it is their root mean square at the start.
+        """
+        weights, axes, dims = self.weights(), self.axes(), self.dims()
+        found: dict[str, Any] = {} if dims is None else {"D": dims[0]}
+        for name, array in weights.items():
+            known = axes.get(name.rpartition(".")[2], ())
+            if len(known) != array.ndim:  # many models at once, or axes that are not named
+                continue
+            sizes = zip(known, array.shape, strict=True)
+            found |= {SHOWN_AXES[axis]: size for axis, size in sizes if axis in SHOWN_AXES}
+        if len(weights) > MANY_WEIGHTS:
+            return found | {"weights": sum(array.size for array in weights.values())}
+        return found | {
+            f"|{name.rpartition('.')[2]}|" if is_concrete(array) else name: (
+                f"{np.linalg.norm(np.asarray(array)):.4g}" if is_concrete(array) else array
+            )
+            for name, array in weights.items()
+        }
 
     def as_attention(self) -> "AbstractAttention | None":
         """The attention layer that has these weights, if there is one."""
@@ -218,7 +244,7 @@ class AbstractAttention(AbstractLinearModel):
         return contract("hop,hdc->opdc", self.values, self.key_query()[:, : self.input_size])
 
 
-class AbstractInitialiser(eqx.Module):
+class AbstractInitialiser(Displayed):
     """key -> model.
 
     The linear models start at init scale w: every layer's expected squared norm is w²,
@@ -230,9 +256,6 @@ class AbstractInitialiser(eqx.Module):
     >>> isinstance(init, icl.AbstractInitialiser), type(init(jax.random.key(0))).__name__
     (True, 'Merged')
     """
-
-    def __repr__(self) -> str:
-        return short(self)
 
     @abc.abstractmethod
     def __call__(self, key: PRNGKeyArray) -> AbstractModel:

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, ArrayLike, Int, PRNGKeyArray
 
-from iclflow.results.display import short
+from iclflow.results.display import Displayed
 from iclflow.tasks.prompt import Prompt
 
 Values = ArrayLike | Sequence[Any]  # what a constructor turns into an array
@@ -21,7 +21,7 @@ class Place(NamedTuple):
     count: int
 
 
-class AbstractTask(eqx.Module):
+class AbstractTask(Displayed):
     """A law of prompts; `sample` and four sizes are all that sampled losses need of it.
 
     - `size`: the input dimension D.
@@ -39,9 +39,6 @@ class AbstractTask(eqx.Module):
     outputs: eqx.AbstractVar[int]
     context: eqx.AbstractVar[int]
     lengths: eqx.AbstractVar[tuple[int, ...]]
-
-    def __repr__(self) -> str:
-        return short(self)
 
     @abc.abstractmethod
     def sample(self, key: PRNGKeyArray) -> Prompt:

@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from iclflow.linalg import random_rotation, with_eigenvectors
+from iclflow.results.display import eigenvalues, is_concrete
 from iclflow.tasks.base import AbstractTask, Place, Values
 from iclflow.tasks.checks import (
     require_kind,
@@ -53,6 +54,14 @@ class Draw(eqx.Module):
     task: Float[Array, "O D"]
     noise: Float[Array, "n O"]
     target_noise: Float[Array, "n O"]
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two trees have equal leaves; a traced one is like no other."""
+    (here, kind), (there, other_kind) = jax.tree.flatten(one), jax.tree.flatten(other)
+    pairs = zip(here, there, strict=True) if kind == other_kind else ()
+    known = kind == other_kind and all(is_concrete(a) or not eqx.is_array(a) for a in here)
+    return known and all(np.array_equal(a, b) for a, b in pairs)
 
 
 class Task(AbstractTask):
@@ -130,6 +139,22 @@ class Task(AbstractTask):
         self.lengths = (self.context,) if lengths is None else require_lengths(lengths)
         self.normaliser = normaliser
         self.context_labels = context_labels
+
+    def shown(self) -> dict[str, Any]:
+        """The spectrum, the context, and whatever is not as it is if nothing is said."""
+        axes = np.eye(self.basis.shape[-1])
+        known: dict[str, tuple[Any, Any]] = {
+            "rotation": (self.basis, axes),
+            "inputs": (self.inputs, Gaussian()),
+            "tasks": (self.tasks, Normal().bind(jnp.asarray(axes, self.basis.dtype))),
+            "label_noise": (self.label_noise, 0.0),
+            "target_noise": (self.target_noise, 0.0),
+            "lengths": (self.lengths, (self.context,)),
+            "normaliser": (self.normaliser, Normaliser.PAIRS),
+            "context_labels": (self.context_labels, ContextLabels.TASK),
+        }
+        other = {name: here for name, (here, there) in known.items() if not _same(here, there)}
+        return {"spectrum": eigenvalues(self.spectrum), "context": self.context, **other}
 
     def __check_init__(self) -> None:
         if self.spectrum.shape != self.basis.shape[1:]:
