@@ -27,6 +27,7 @@ from iclflow.dynamics import Flow as Flow
 from iclflow.dynamics import GradientDescent as GradientDescent
 from iclflow.dynamics import Momentum as Momentum
 from iclflow.dynamics import Optax as Optax
+from iclflow.dynamics import gradient_noise as gradient_noise
 from iclflow.dynamics import sharpness as sharpness
 from iclflow.dynamics import stable_rate as stable_rate
 from iclflow.dynamics.chebyshev import Chebyshev as Chebyshev

@@ -5,6 +5,8 @@ from iclflow.dynamics.descent import Descent as Descent
 from iclflow.dynamics.descent import DescentState as DescentState
 from iclflow.dynamics.flow import Flow as Flow
 from iclflow.dynamics.flow import FlowState as FlowState
+from iclflow.dynamics.gradient_noise import GradientNoise as GradientNoise
+from iclflow.dynamics.gradient_noise import gradient_noise as gradient_noise
 from iclflow.dynamics.optimisers import AbstractOptimiser as AbstractOptimiser
 from iclflow.dynamics.optimisers import Adam as Adam
 from iclflow.dynamics.optimisers import GradientDescent as GradientDescent

@@ -16,6 +16,8 @@ from iclflow.measures.changes import first_crossings as first_crossings
 from iclflow.measures.curvature import Ritz as Ritz
 from iclflow.measures.curvature import hessian_vector_product as hessian_vector_product
 from iclflow.measures.curvature import lanczos as lanczos
+from iclflow.measures.curvature import operator_trace as operator_trace
+from iclflow.measures.curvature import spectrum_ends as spectrum_ends
 from iclflow.measures.curvature import top_eigenvalues as top_eigenvalues
 from iclflow.measures.detectors import Curvature as Curvature
 from iclflow.measures.detectors import autocorrelation as autocorrelation
@@ -26,6 +28,8 @@ from iclflow.measures.fourier import frequency_shares as frequency_shares
 from iclflow.measures.in_context import ByPosition as ByPosition
 from iclflow.measures.in_context import InContext as InContext
 from iclflow.measures.in_context import by_position as by_position
+from iclflow.measures.learning_coefficient import LearningCoefficient as LearningCoefficient
+from iclflow.measures.learning_coefficient import learning_coefficient as learning_coefficient
 from iclflow.measures.spectrum import convergence_order as convergence_order
 from iclflow.measures.spectrum import effective_rank as effective_rank
 from iclflow.measures.spectrum import marginalised_effective_rank as marginalised_effective_rank

@@ -101,5 +101,61 @@ def top_eigenvalues(
 
     `start` is the first direction, of the weights' dtype; random, if not given.
     """
+    return spectrum_ends(product, size, key, count=count, steps=steps, start=start)[0]
+
+
+def spectrum_ends(
+    product: Callable[[Array], Array],
+    size: int,
+    key: PRNGKeyArray,
+    *,
+    count: int = 1,
+    steps: int = 40,
+    start: Float[Array, " n"] | None = None,
+) -> tuple[Float[Array, " k"], Float[Array, ""]]:
+    """The `count` largest eigenvalues and the lowest one, from one Lanczos process.
+
+    - `product`: v ↦ A v of a symmetric operator on R^size.
+    - `key`: of the random directions.
+    - `count`: how many of the largest eigenvalues are returned, largest first.
+    - `steps`: products with the operator. The ends converge first, and with as many steps as
+      dimensions both are exact.
+    - `start`: the first direction; random, if not given.
+
+    The lowest eigenvalue of a Hessian is negative at a saddle.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from iclflow.measures import spectrum_ends
+    >>> top, lowest = spectrum_ends(lambda v: jnp.array([3.0, 1.0, -2.0]) * v, 3, jax.random.key(0))
+    >>> round(float(top[0]), 5), round(float(lowest), 5)
+    (3.0, -2.0)
+    """
     diagonal, beta, _ = _krylov(product, size, key, max(steps, count), start)
-    return jnp.linalg.eigvalsh(_tridiagonal(diagonal, beta))[::-1][:count]
+    values = jnp.linalg.eigvalsh(_tridiagonal(diagonal, beta))
+    return values[::-1][:count], values[0]
+
+
+def operator_trace(
+    product: Callable[[Array], Array], size: int, key: PRNGKeyArray, *, probes: int = 256
+) -> Float[Array, ""]:
+    """The trace of a symmetric operator from its products with vectors.
+
+    - `product`: v ↦ A v on R^size.
+    - `key`: of the random signs.
+    - `probes`: products. Where there are as many as dimensions the trace is exact, by unit vectors.
+      Otherwise it is the mean of zᵀA z over vectors of random signs (Hutchinson), with the standard
+      error (2 Σ_{i≠j} A_ij² / probes)^(1/2).
+
+    >>> import jax, jax.numpy as jnp
+    >>> from iclflow.measures import operator_trace
+    >>> float(operator_trace(lambda v: jnp.array([3.0, 1.0, -2.0]) * v, 3, jax.random.key(0)))
+    2.0
+    """
+    if size < 1 or probes < 1:
+        raise ValueError(f"a trace needs a dimension and a probe, got {size} and {probes}")
+    kind = jnp.result_type(float)
+    if probes >= size:
+        vectors, share = jnp.eye(size, dtype=kind), 1.0
+    else:
+        vectors, share = jax.random.rademacher(key, (probes, size), kind), 1 / probes
+    return share * jnp.sum(jax.lax.map(lambda v: v @ product(v), vectors))

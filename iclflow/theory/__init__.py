@@ -70,6 +70,11 @@ from iclflow.theory.fixed_points.stationarity import descent_direction as descen
 from iclflow.theory.fixed_points.stationarity import gradient_residual as gradient_residual
 from iclflow.theory.fixed_points.stationarity import nearest_fixed_point as nearest_fixed_point
 from iclflow.theory.fixed_points.stationarity import residual_matrix as residual_matrix
+from iclflow.theory.learning_coefficients import ExactCoefficient as ExactCoefficient
+from iclflow.theory.learning_coefficients import attention_coefficient as attention_coefficient
+from iclflow.theory.learning_coefficients import (
+    reduced_rank_coefficient as reduced_rank_coefficient,
+)
 from iclflow.theory.linear_transformer import CoupledFlow as CoupledFlow
 from iclflow.theory.linear_transformer import Course as Course
 from iclflow.theory.linear_transformer import DecoupledFlow as DecoupledFlow

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from iclflow.dynamics import AbstractDynamics
 from iclflow.dynamics.base import Recorder
+from iclflow.dynamics.gradient_noise import gradient_noise
 from iclflow.losses import AbstractLoss, AbstractPromptLoss, Minibatch, Population
 from iclflow.models import AbstractAttention, AbstractModel
 from iclflow.results.choices import require_choice
@@ -62,6 +63,10 @@ def _gradient_norm(model: AbstractModel, loss: AbstractLoss) -> Float[Array, ""]
     return jnp.sqrt(sum((jnp.sum(leaf**2) for leaf in leaves), jnp.zeros(())))
 
 
+def _gradient_noise(model: AbstractModel, loss: AbstractLoss) -> Float[Array, ""]:
+    return gradient_noise(loss, model).trace
+
+
 def _weights(model: AbstractModel, loss: AbstractLoss | None = None) -> dict[str, Array]:
     return model.weights()
 
@@ -78,6 +83,14 @@ QUANTITIES: dict[str, Quantity] = {
     "gradient_norm": Quantity(_gradient_norm, (), r"gradient norm $\|\partial L/\partial W\|$"),
     "sharpness": Quantity(None, (), "largest Hessian eigenvalue of $L$"),
     "top_eigenvalues": Quantity(None, ("eigenvalue",), "largest Hessian eigenvalues of $L$"),
+    "lowest_curvature": Quantity(
+        None, (), "lowest Hessian eigenvalue of $L$ (negative at a saddle)"
+    ),
+    "hessian_trace": Quantity(None, (), "trace of the Hessian of $L$"),
+    "learning_coefficient": Quantity(None, (), r"local learning coefficient $\hat\lambda$"),
+    "gradient_noise": Quantity(
+        _gradient_noise, (), "trace of the covariance of a minibatch's gradient"
+    ),
     "rate_times_sharpness": Quantity(
         None, (), r"$\eta\,\times$ largest Hessian eigenvalue (stable below 2)"
     ),
