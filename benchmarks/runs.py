@@ -158,8 +158,6 @@ def flow(seeds, until):
 
 def precision(path, seeds=128, until=4000.0):
     """Errors over seconds per run at tolerances of 1e-4 to 1e-9, as numbers and as a picture."""
-    import matplotlib.pyplot as plt
-
     loss, init = flow_problem()
     sweep = lambda tolerance: icl.sweep(  # noqa: E731
         loss, init, icl.Flow(tolerance), until=until, seeds=seeds
@@ -172,6 +170,13 @@ def precision(path, seeds=128, until=4000.0):
             points[name].append((busy / seeds, errors(kept[name], exact)[1]))
             print(f"{name:6} {tolerance:.0e}: {busy / seeds * 1e6:8.0f} µs of a core per run,"
                   f" error {points[name][-1][1]:.1e}", flush=True)  # fmt: skip
+    draw(points, path)
+
+
+def draw(points, path):
+    """The picture of errors over seconds; `points`: engine -> [(seconds, error)]."""
+    import matplotlib.pyplot as plt
+
     figure, axis = plt.subplots(figsize=(5.2, 3.4), layout="constrained")
     labels = {"vmap": "Diffrax's Tsit5 under vmap", "fused": "fused (C++)"}
     for (name, found), mark, colour in zip(
@@ -179,8 +184,12 @@ def precision(path, seeds=128, until=4000.0):
     ):
         if found:
             times, apart = zip(*found, strict=True)
-            axis.loglog(times, apart, f"{mark}-", color=colour, label=labels[name])
-    axis.set_xlabel("seconds of one core per run")
+            axis.loglog(
+                1e6 * np.asarray(times), apart, f"{mark}-", color=colour, label=labels[name]
+            )
+    axis.set_xticks([200, 500, 1000, 2000, 5000], ["200", "500", "1,000", "2,000", "5,000"])
+    axis.minorticks_off()
+    axis.set_xlabel("microseconds of one core per run")
     axis.set_ylabel("root mean square error of the loss")
     axis.set_title("Gradient flow to t/τ = 4,000, tolerances 1e-4 … 1e-9", fontsize=10)
     axis.grid(alpha=0.3, which="both", lw=0.4)
