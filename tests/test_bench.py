@@ -14,7 +14,7 @@ from iclflow import cli
 from iclflow.bench import machine, timing
 from iclflow.bench.engines import RATE, loops
 from iclflow.bench.files import PARTS, read
-from iclflow.bench.jobs import LITERAL, POPULATION, SOFTMAX, Job, Line, lines, table
+from iclflow.bench.jobs import LITERAL, POPULATION, SOFTMAX, CostLine, Job, lines, table
 from iclflow.bench.literal import literal_loss, literal_weights, train
 from iclflow.bench.measure import measure
 from iclflow.bench.operations import count, step_operations
@@ -149,7 +149,7 @@ def measured():
     jobs = [Job("sequences", "merged", runs=2, **small), Job(LITERAL, "merged", **small)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("iclflow.bench.measure.table", lambda *_: jobs)
-        patch.setattr("iclflow.bench.measure.lines", lambda *_: [Line(jobs[1], "P", (4, 5, 6))])
+        patch.setattr("iclflow.bench.measure.lines", lambda *_: [CostLine(jobs[1], "P", (4, 5, 6))])
         patch.setattr("iclflow.bench.engines.why_not", lambda *_: "one engine will do here")
         patch.setattr("iclflow.bench.measure.LEAST", {True: 1e-9})
         patch.setattr("iclflow.bench.measure.SWEEP", {"cpu": 2})

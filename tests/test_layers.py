@@ -222,3 +222,17 @@ def test_imports_inside_functions_count():
 def test_names_reached_through_the_package_count():
     source = "import iclflow as icl\n\ndef f():\n    return icl.plots.loss, icl.__version__\n"
     assert set(modules_imported(source)) == {"iclflow.plots", "iclflow.__version__"}
+
+
+# Names that two rooms still share. The set may only become smaller.
+SHARED = {"Descent", "Drop", "Estimate", "Figure", "Plateau", "Preset", "Program"}
+
+
+def test_no_two_public_classes_have_one_name():
+    homes: dict[str, list[str]] = {}
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
+    twice = {name: found for name, found in homes.items() if len(found) > 1}
+    assert {name: found for name, found in twice.items() if name not in SHARED} == {}

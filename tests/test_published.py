@@ -16,7 +16,7 @@ from iclflow.published import (
     InitConvention,
     Options,
     PublishedInitialiser,
-    Recording,
+    RecordedRun,
     from_published,
     normalised,
     prompt_set,
@@ -69,7 +69,7 @@ def test_the_literal_gradient_is_that_of_the_literal_loss(name):
 @pytest.mark.parametrize("name", some(RUNS, "separate", "mlp", "softmax, varying length"))
 def test_replay_of_a_literal_run(name, tmp_path):
     arrays = literal.record(**RUNS[name])
-    comparison = replay(Recording.load(literal.save(tmp_path / "run.npz", arrays)))
+    comparison = replay(RecordedRun.load(literal.save(tmp_path / "run.npz", arrays)))
     assert np.ptp(arrays["loss"]) > 1e-3  # the run moved, so agreement means something
     assert comparison.max_abs_loss < 1e-12
     assert comparison.max_abs_values is not None
@@ -85,7 +85,7 @@ def test_replay_sees_a_difference(tmp_path):
     arrays = literal.record()
     arrays["loss"] = arrays["loss"] + 1e-3 * (np.arange(40) == 17)
     arrays["v_traj"] = arrays["v_traj"] + 2e-3
-    comparison = replay(Recording.load(literal.save(tmp_path / "run.npz", arrays)))
+    comparison = replay(RecordedRun.load(literal.save(tmp_path / "run.npz", arrays)))
     assert comparison.max_abs_loss == pytest.approx(1e-3, abs=1e-12)
     assert comparison.max_abs_values == pytest.approx(2e-3, abs=1e-12)
     assert not comparison.within
@@ -94,7 +94,7 @@ def test_replay_sees_a_difference(tmp_path):
 def test_extra_blocks_are_trained(tmp_path):
     """Frozen at zero, the repetition would leave the recording: they are part of the run."""
     arrays = literal.record()
-    recording = Recording.load(literal.save(tmp_path / "run.npz", arrays))
+    recording = RecordedRun.load(literal.save(tmp_path / "run.npz", arrays))
     assert np.abs(arrays["final"]["value"].reshape(2, 4, 4)[:, -1, :3]).max() > 1e-3
     assert np.abs(arrays["final"]["kq"].reshape(2, 4, 4)[:, :3, 3]).max() > 1e-3
     assert isinstance(recording.model, Merged)
@@ -105,7 +105,7 @@ def test_extra_blocks_are_trained(tmp_path):
 @pytest.mark.parametrize("name", ["attnM_P1000_H8", "mlp_P1000_H8", "attnS_P500_H5_R2"])
 def test_recorded_runs_are_reproduced(name):
     """Golden numbers: single-precision runs of the published code, see data/README.md."""
-    comparison = replay(Recording.load(DATA / f"{name}.npz"))
+    comparison = replay(RecordedRun.load(DATA / f"{name}.npz"))
     tolerance = 5e-5 if name.startswith("attnS") else 5e-6
     assert comparison.max_abs_loss < tolerance
     assert comparison.max_abs_values is not None
@@ -117,7 +117,7 @@ def test_recorded_runs_are_reproduced(name):
 def test_replay_stops_where_the_recording_diverged(tmp_path):
     arrays = literal.record()
     arrays["loss"][25:] = np.nan
-    comparison = replay(Recording.load(literal.save(tmp_path / "run.npz", arrays)))
+    comparison = replay(RecordedRun.load(literal.save(tmp_path / "run.npz", arrays)))
     assert comparison.epochs == 25
     assert comparison.max_abs_loss < 1e-12
 
@@ -125,7 +125,7 @@ def test_replay_stops_where_the_recording_diverged(tmp_path):
 def test_replay_that_diverges_is_a_result(tmp_path):
     arrays = literal.record(lr=2.0, epoch=5)
     assert arrays["loss"][-1] > 1e9
-    comparison = replay(Recording.load(literal.save(tmp_path / "run.npz", arrays)))
+    comparison = replay(RecordedRun.load(literal.save(tmp_path / "run.npz", arrays)))
     assert comparison.result == "diverged"
     assert comparison.max_abs_loss == np.inf
     assert not comparison.within
@@ -331,7 +331,7 @@ def broken(arrays, **changes):
 def test_incomplete_recordings_are_refused(changes, message, tmp_path):
     path = literal.save(tmp_path / "run.npz", broken(literal.record(epoch=40), **changes))
     with pytest.raises(ValueError, match=message) as caught:
-        Recording.load(path)
+        RecordedRun.load(path)
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
 
@@ -347,7 +347,7 @@ def test_unreadable_recordings_are_refused(tmp_path):
     np.savez(tmp_path / "pickled.npz", args_json=np.array([{"model": "attnM"}], dtype=object))
     for name in ("cut.npz", "text.npz", "damaged.npz", "array.npy", "pickled.npz"):
         with pytest.raises(ValueError, match="not a readable recording") as caught:
-            Recording.load(tmp_path / name)
+            RecordedRun.load(tmp_path / name)
         assert "\n" not in str(caught.value)
     with pytest.raises(FileNotFoundError, match="no file"):
-        Recording.load(tmp_path / "absent.npz")
+        RecordedRun.load(tmp_path / "absent.npz")

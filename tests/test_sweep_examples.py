@@ -15,7 +15,7 @@ from iclflow.models import draw_models
 from iclflow.runs.dataset import final_models
 from iclflow.study.settings import Settings
 from iclflow.sweeps.examples import atlas, heads, laws
-from iclflow.sweeps.examples.base import NAMES, Answer, Example
+from iclflow.sweeps.examples.base import NAMES, Example, ExampleAnswer
 from iclflow.sweeps.plan import law, plan
 from iclflow.sweeps.regimes import STEPS, orbit, regimes
 
@@ -129,7 +129,7 @@ def test_the_atlas_reads_errors_where_they_are():
         },
         {"label": ("case", [case["label"] for case in cases])},
     )
-    answer: Answer = atlas.answer(example, store, design)
+    answer: ExampleAnswer = atlas.answer(example, store, design)
     np.testing.assert_allclose(answer.data["error"], [0, 0.5, 0.1], atol=1e-12)
     assert "chaotic, exponent 0.350" in answer.lines[1]
     atlas.figure(example, answer)

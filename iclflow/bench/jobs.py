@@ -74,7 +74,7 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class CostLine:
     """A job at several values of one of its sizes."""
 
     job: Job
@@ -110,28 +110,28 @@ def table(backend: str, quick: bool) -> list[Job]:
     return [job for job in found if job.R == 1 and (job.model != "merged" or job.level == LITERAL)]
 
 
-def lines(backend: str, quick: bool) -> list[Line]:
+def lines(backend: str, quick: bool) -> list[CostLine]:
     """Along which sizes costs are fitted: far enough apart for the size to be what costs."""
     wide = 64 if backend == "gpu" else 1
     several = Job(POPULATION, "separate", D=8, H=8, runs=64 * wide)
     prompted = Job("sequences", "merged", P=250 * wide, N=32)
     found = [
-        Line(several, "D", (8, 16, 32, 64)),
-        Line(several, "H", (8, 16, 32, 64)),
-        Line(several, "R", (1, 2, 4, 8)),
-        Line(several, "runs", tuple(n * wide for n in (64, 256, 1024, 4096))),
-        Line(prompted, "P", tuple(n * wide for n in (250, 500, 1000, 2000))),
-        Line(prompted, "N", (32, 64, 128, 256)),
+        CostLine(several, "D", (8, 16, 32, 64)),
+        CostLine(several, "H", (8, 16, 32, 64)),
+        CostLine(several, "R", (1, 2, 4, 8)),
+        CostLine(several, "runs", tuple(n * wide for n in (64, 256, 1024, 4096))),
+        CostLine(prompted, "P", tuple(n * wide for n in (250, 500, 1000, 2000))),
+        CostLine(prompted, "N", (32, 64, 128, 256)),
     ]
     if quick:
         return [dataclasses.replace(line, values=line.values[:3]) for line in found]
     moments = Job("moments", "merged", P=500, runs=64 * wide)
     features = Job("features", "merged", P=250 * wide)
     found += [
-        Line(Job(LITERAL, "merged", P=250), "N", (32, 64, 128, 256)),
-        Line(moments, "D", (4, 6, 8, 10)),
-        Line(features, "P", tuple(n * wide for n in (250, 500, 1000, 2000))),
-        Line(features, "D", (4, 6, 8, 12)),
-        Line(dataclasses.replace(prompted, model=SOFTMAX), "N", (32, 64, 128, 256)),
+        CostLine(Job(LITERAL, "merged", P=250), "N", (32, 64, 128, 256)),
+        CostLine(moments, "D", (4, 6, 8, 10)),
+        CostLine(features, "P", tuple(n * wide for n in (250, 500, 1000, 2000))),
+        CostLine(features, "D", (4, 6, 8, 12)),
+        CostLine(dataclasses.replace(prompted, model=SOFTMAX), "N", (32, 64, 128, 256)),
     ]
     return found

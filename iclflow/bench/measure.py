@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from iclflow.bench.engines import loops
-from iclflow.bench.jobs import LITERAL, POPULATION, SOFTMAX, Job, Line, lines, table
+from iclflow.bench.jobs import LITERAL, POPULATION, SOFTMAX, CostLine, Job, lines, table
 from iclflow.bench.machine import STARTS, facts, peak, start_seconds
 from iclflow.bench.timing import best_seconds, exponent, step_seconds
 from iclflow.dynamics import Descent
@@ -102,7 +102,7 @@ def _compared(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]
                   for k, found in ratios.items()}  # fmt: skip
 
 
-def _fitted(line: Line, cost: Callable[[Job], tuple[float, float]]) -> dict[str, Any]:
+def _fitted(line: CostLine, cost: Callable[[Job], tuple[float, float]]) -> dict[str, Any]:
     """Costs along a line and their exponent, beside that of the operations counted.
 
     Costs are those of a step of one run; where the number of runs changes, of all of them.

@@ -31,11 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Repeat and report."""
-    from iclflow.published import Recording, replay
+    from iclflow.published import RecordedRun, replay
 
     began = time.perf_counter()
     check_outputs(args, (), [args.file])
-    recording = Recording.load(args.file)
+    recording = RecordedRun.load(args.file)
     with progress_bar("repeating", False if args.json else None) as report:
         found = replay(recording, report)
     if found.result == "interrupted":

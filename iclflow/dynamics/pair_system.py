@@ -67,7 +67,7 @@ def _sorted_eigh(
     return values[order], common @ vectors[:, order]
 
 
-class Blocks(NamedTuple):
+class PairBlocks(NamedTuple):
     """The inverse of the blocks of W."""
 
     mode: Int[Array, " P"]  # that a pair has learned, or comes nearest to
@@ -94,7 +94,7 @@ class System(NamedTuple):
     A: Float[Array, "D D"]
     Aq: Entries
     Ak: Entries
-    blocks: Blocks
+    blocks: PairBlocks
     heads: int
 
     def turned(self, x: Weights) -> Weights:
@@ -147,7 +147,7 @@ def _partner(x: Entries, mode: Array, owner: Array, owned: Array) -> Entries:
 
 def _blocks(
     task: PairSystem, state: tuple[Array, ...], width: Float[Array, ""], heads: int
-) -> Blocks:
+) -> PairBlocks:
     """Principal blocks of W, which are positive where W is, inverted."""
     v, k, q, A, Aq, Ak = state
     pairs, size = k.shape
@@ -196,7 +196,7 @@ def _blocks(
     qv = width * (v[main] * of_head(Lq[:, at] * kBk[:, main]) - Ak[main, at])
     kk, kq, qq = kk[main, at], kq[main, at], qq[main, at]
     three = jnp.stack([vv, kv, qv, kv, kk, kq, qv, kq, qq], axis=1).reshape(heads, 3, 3)
-    return Blocks(mode, owner, owned, across, own, main, jnp.linalg.inv(three))
+    return PairBlocks(mode, owner, owned, across, own, main, jnp.linalg.inv(three))
 
 
 def _inverse(two: Two) -> Two:

@@ -4,8 +4,8 @@ from iclflow.published.conversions import Convention as Convention
 from iclflow.published.conversions import Shape as Shape
 from iclflow.published.conversions import Stated as Stated
 from iclflow.published.options import Options as Options
-from iclflow.published.recording import Comparison as Comparison
-from iclflow.published.recording import Recording as Recording
+from iclflow.published.recording import RecordedRun as RecordedRun
+from iclflow.published.recording import Replayed as Replayed
 from iclflow.published.recording import replay as replay
 from iclflow.published.training import prompt_set as prompt_set
 from iclflow.published.training import published_loss as published_loss

@@ -31,7 +31,7 @@ TESTS = {"in_weight": "iwl", "in_context": "icl"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Recording:
+class RecordedRun:
     """One recorded run: what it was given, and what was measured before every update."""
 
     options: Options
@@ -50,7 +50,7 @@ class Recording:
         return float(found) if isinstance(found, int | float) else None
 
     @classmethod
-    def load(cls, path: Path | str) -> "Recording":
+    def load(cls, path: Path | str) -> "RecordedRun":
         """Read a recording; `ValueError` in one line if it is not one."""
         path = Path(path)
         try:
@@ -72,7 +72,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"not a readable recording ({reason})") from None
 
 
-def _build(arrays: dict[str, np.ndarray]) -> Recording:
+def _build(arrays: dict[str, np.ndarray]) -> RecordedRun:
     if "args_json" not in arrays:
         raise ValueError("the options are missing (array args_json); is it a recorded run?")
     try:
@@ -105,7 +105,7 @@ def _build(arrays: dict[str, np.ndarray]) -> Recording:
     values = None
     if "v_traj" in arrays:
         values = _array(arrays, "v_traj", (options.epoch, heads))
-    return Recording(options, arguments, model, train, tests, loss, curves, values)
+    return RecordedRun(options, arguments, model, train, tests, loss, curves, values)
 
 
 def _array(arrays: dict[str, np.ndarray], name: str, shape: tuple[int | None, ...]) -> np.ndarray:
@@ -168,14 +168,14 @@ class GivenWeights(AbstractInitialiser):
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class Replayed:
     """A recorded run beside its repetition: largest absolute differences over all epochs.
 
     None where the recording has no such curve; infinite where the repetition is not finite.
     Epochs from the first one on where the recorded loss is not finite are left out.
     """
 
-    recording: Recording
+    recording: RecordedRun
     run: xr.Dataset
     epochs: int
     max_abs_loss: float
@@ -201,7 +201,7 @@ class Comparison:
         return OUTCOMES[int(self.run["result"])]
 
 
-def replay(recording: Recording, progress: Progress | None = None) -> Comparison:
+def replay(recording: RecordedRun, progress: Progress | None = None) -> Replayed:
     """Train from the recorded weights on the recorded sequences, and compare at every epoch."""
     finite = np.isfinite(recording.loss)
     epochs = len(finite) if finite.all() else int(np.argmin(finite))
@@ -223,7 +223,7 @@ def replay(recording: Recording, progress: Progress | None = None) -> Comparison
 
     loss = difference("loss", recording.loss)
     assert loss is not None
-    return Comparison(
+    return Replayed(
         recording=recording,
         run=run,
         epochs=epochs,

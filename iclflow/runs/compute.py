@@ -118,7 +118,7 @@ class Answer:
     kinds: np.ndarray  # the place in `ENGINES` of what advanced each cell, or -1
     engines: tuple[str, ...] = ()  # what advanced the batches, and why
     timed: bool = True  # whether any of its clocks is t/τ
-    labels: dict[str, Any] = dataclasses.field(default_factory=dict)  # as in `Layout`
+    labels: dict[str, Any] = dataclasses.field(default_factory=dict)  # as in `GridLayout`
 
 
 def compute(block: Block) -> Answer:

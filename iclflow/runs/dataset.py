@@ -84,7 +84,7 @@ def by_point(cells: np.ndarray) -> list[tuple[tuple[int, ...], slice]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class GridLayout:
     """What batches found, laid out over the cells of a region.
 
     - `values`: name -> (dims after the cells', array [*cells, ...]); NaN where nothing is.
@@ -99,7 +99,7 @@ class Layout:
 
 def laid_out(
     found: Sequence[Trained], shape: tuple[int, ...], keeps: Callable[[str], bool]
-) -> Layout:
+) -> GridLayout:
     """The batches on a grid of this shape, the seeds last.
 
     - `keeps`: whether a record is kept, by its name.
@@ -132,7 +132,7 @@ def laid_out(
             clocks["clock"][index][: len(marks)] = row
             clocks["step"][index][: len(marks)] = marks
     whole = {name: (dims, on_grid(rows, shape)) for name, (dims, rows) in parts.items()}
-    return Layout(whole, clocks, labels)
+    return GridLayout(whole, clocks, labels)
 
 
 def assemble(found: Sequence[Trained], cells: AbstractCells) -> xr.Dataset:

@@ -198,7 +198,7 @@ class Study:
         """The loss of all prompts, from which a stochastic loss draws its batches."""
         return self.loss.whole if isinstance(self.loss, Minibatch) else self.loss
 
-    def prediction(self, runs: xr.Dataset) -> "Comparison | None":
+    def prediction(self, runs: xr.Dataset) -> "TheoryComparison | None":
         """The theory from the same initial weights, where it covers the study."""
         if self.settings.fixed_fraction > 0 or self.source.outputs > 1 or not is_timed(runs):
             return None
@@ -245,7 +245,7 @@ class Study:
         sizes = f"D = {self.source.size}, N = {self.source.context}"
         return f"{s.model}, {sizes}{depth}{heads}{rank}, {data}"
 
-    def summary(self, runs: xr.Dataset, theory: "Comparison | None" = None) -> dict[str, Any]:
+    def summary(self, runs: xr.Dataset, theory: "TheoryComparison | None" = None) -> dict[str, Any]:
         """Numbers of the runs, ready for JSON."""
         runs = in_order(runs)
         settings, blocks = self.settings, self.settings.zero_blocks()
@@ -331,7 +331,7 @@ def _last(row: np.ndarray) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class TheoryComparison:
     """Predicted loss curves beside the measured ones, and the drop times of both."""
 
     curves: xr.Dataset  # loss [seed, time]
@@ -359,7 +359,7 @@ def compare(
     sources: Iterable[AbstractTask | AbstractLoss],
     models: Iterable[AbstractModel],
     runs: xr.Dataset,
-) -> Comparison | None:
+) -> TheoryComparison | None:
     """The theory of each run from its initial weights; None where no theory covers the model.
 
     Drop times are when the loss crosses the middle between two levels that the model visits.
@@ -387,7 +387,7 @@ def compare(
         {"loss": (("seed", "time"), np.stack(curves))},
         coords={"seed": runs["seed"].values, "time": times},
     )
-    return Comparison(data, _padded(predicted), _padded(measured))
+    return TheoryComparison(data, _padded(predicted), _padded(measured))
 
 
 def _padded(rows: list[np.ndarray]) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from iclflow.sweeps.design import Design
-from iclflow.sweeps.examples.base import Answer, Example
+from iclflow.sweeps.examples.base import Example, ExampleAnswer
 
 # The field whose value says how strongly an assumption is broken.
 STRENGTH = {
@@ -25,7 +25,7 @@ BY_DETECTOR = ("softmax",)  # no levels to cross: the stage detector says when
 GAUSSIAN = ("inputs",)  # the theory knows these inputs: broken is the one for Gaussian inputs
 
 
-def answer(example: Example, store: xr.Dataset, design: Design) -> Answer:
+def answer(example: Example, store: xr.Dataset, design: Design) -> ExampleAnswer:
     """The median relative error of the drop times of each case, over runs and drops."""
     del example
     labels = store["label"].values.tolist()
@@ -59,7 +59,9 @@ def answer(example: Example, store: xr.Dataset, design: Design) -> Answer:
     ]
     names = ("label", "strength", "error", "seen")
     rows = zip(labels, strength, errors, seen, strict=True)
-    return Answer({"cases": [dict(zip(names, row, strict=True)) for row in rows]}, lines, data)
+    return ExampleAnswer(
+        {"cases": [dict(zip(names, row, strict=True)) for row in rows]}, lines, data
+    )
 
 
 def _strength(design: Design, place: int, label: str) -> str:
@@ -78,7 +80,7 @@ def _regimes(data: xr.Dataset, place: int) -> str:
     return f"; {' or '.join(kinds)}, exponent {exponent:z.3f}"
 
 
-def figure(example: Example, answer: Answer) -> Any:
+def figure(example: Example, answer: ExampleAnswer) -> Any:
     """The errors as colours, and the regimes of descent with their exponents."""
     from iclflow.plots.atlas import atlas_figure
 

@@ -17,7 +17,7 @@ NAMES = tuple(sorted(file.stem for file in FOLDER.glob("*.toml")))
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class ExampleAnswer:
     """The numbers found, by name, in words, and the data of the picture."""
 
     numbers: dict[str, Any]
@@ -54,11 +54,11 @@ class Example:
         """Its design, with some words changed."""
         return Design.of(**{**self.words, **(changed or {})})
 
-    def answer(self, store: xr.Dataset, design: Design) -> Answer:
+    def answer(self, store: xr.Dataset, design: Design) -> ExampleAnswer:
         """What the store says."""
         return _module(self.by).answer(self, store, design)
 
-    def figure(self, answer: Answer) -> Any:
+    def figure(self, answer: ExampleAnswer) -> Any:
         """The picture, theory beside simulation."""
         return _module(self.by).figure(self, answer)
 

@@ -6,11 +6,11 @@ import numpy as np
 import xarray as xr
 
 from iclflow.sweeps.design import Design
-from iclflow.sweeps.examples.base import Answer, Example
+from iclflow.sweeps.examples.base import Example, ExampleAnswer
 from iclflow.sweeps.look import look
 
 
-def answer(example: Example, store: xr.Dataset, design: Design) -> Answer:
+def answer(example: Example, store: xr.Dataset, design: Design) -> ExampleAnswer:
     """Medians along the axis, relative errors run by run, and slopes in log-log."""
     del design
     data = look(store, example.x, example.y, None, example.name)
@@ -36,7 +36,7 @@ def answer(example: Example, store: xr.Dataset, design: Design) -> Answer:
     if slopes is not None:
         numbers |= {"slope": slopes[0], "slope_of_theory": slopes[1]}
         lines.append(f"first drop ~ {example.x}^{slopes[0]:.3f}; theory ^{slopes[1]:.3f}")
-    return Answer(numbers, lines, data)
+    return ExampleAnswer(numbers, lines, data)
 
 
 def _rows(store: xr.Dataset, example: Example, error: np.ndarray) -> list[dict[str, Any]]:
@@ -73,7 +73,7 @@ def _slopes(data: xr.Dataset) -> tuple[float, float] | None:
     return first, second
 
 
-def figure(example: Example, answer: Answer) -> Any:
+def figure(example: Example, answer: ExampleAnswer) -> Any:
     """The curve, theory dashed."""
     from iclflow.plots.sweeps import sweep_figure
 

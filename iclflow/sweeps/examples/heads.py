@@ -9,14 +9,14 @@ from iclflow.models import draw_models
 from iclflow.study.study import Study
 from iclflow.sweeps.design import Design
 from iclflow.sweeps.examples import curve
-from iclflow.sweeps.examples.base import Answer, Example
+from iclflow.sweeps.examples.base import Example, ExampleAnswer
 from iclflow.theory.drops.limit import many_escapes
 
 SINGLE = 20_000  # single heads behind the law
 figure = curve.figure
 
 
-def answer(example: Example, store: xr.Dataset, design: Design) -> Answer:
+def answer(example: Example, store: xr.Dataset, design: Design) -> ExampleAnswer:
     """The curve, and the median of the fastest of H heads from the law of a single one."""
     found = curve.answer(example, store, design)
     settings = dataclasses.replace(design.settings((0,)), heads=1)
@@ -31,7 +31,7 @@ def answer(example: Example, store: xr.Dataset, design: Design) -> Answer:
     lines = [*found.lines, "median first drop by the law of the fastest of H:"]
     for h, time, off in zip(heads, medians, error, strict=True):
         lines.append(f"  H = {h}: {time:.5g}, {off:.1%} off")
-    return Answer(numbers, lines, found.data)
+    return ExampleAnswer(numbers, lines, found.data)
 
 
 def fastest(single: np.ndarray, heads: int, share: float = 0.5) -> float:

@@ -8,14 +8,14 @@ import xarray as xr
 from iclflow.models import draw_models
 from iclflow.study.study import Study
 from iclflow.sweeps.design import Design
-from iclflow.sweeps.examples.base import Answer, Example
+from iclflow.sweeps.examples.base import Example, ExampleAnswer
 from iclflow.theory.drops.limit import many_escapes
 
 STARTS = 10_000  # of which the theory is computed
 POINTS = 400  # of a curve that is drawn
 
 
-def answer(example: Example, store: xr.Dataset, design: Design) -> Answer:
+def answer(example: Example, store: xr.Dataset, design: Design) -> ExampleAnswer:
     """Kolmogorov distances of the simulated law to the theory's and to (73)'s, drop by drop.
 
     Runs end; a law is compared up to where they do.
@@ -50,7 +50,7 @@ def answer(example: Example, store: xr.Dataset, design: Design) -> Answer:
     ]
     numbers = {"starts": len(measured), "starts_of_theory": len(seeds)}
     numbers |= {"distance": distances[0].tolist(), "distance_of_73": distances[1].tolist()}
-    return Answer(numbers, lines, data)
+    return ExampleAnswer(numbers, lines, data)
 
 
 def distance(one: np.ndarray, other: np.ndarray, end: float) -> float:
@@ -66,7 +66,7 @@ def _law(times: np.ndarray, at: np.ndarray) -> np.ndarray:
     return np.searchsorted(found, at, side="right") / len(times)
 
 
-def figure(example: Example, answer: Answer) -> Any:
+def figure(example: Example, answer: ExampleAnswer) -> Any:
     """Distribution functions: simulated, theory dashed, (73) dotted."""
     from iclflow.plots.sweeps import laws_figure
 
