@@ -133,6 +133,10 @@ REFUSED = {
     ],
     "runs": [
         ("icl.sweep(task, init, icl.Descent(0.1), until=5, seeds=10**9)", "000 seeds need"),
+        (
+            "icl.sweep(task, init, icl.Descent(0.1), saveat=range(10**5), seeds=10**6)",
+            "the records of 1,000,000 runs need",
+        ),
         ("icl.sweep(task, init, icl.Descent(0.1), until=5, seeds=[0.5])", "a seed must be a whole"),
         ("icl.sweep(task, init, icl.Descent(0.1), until=5, seeds=[0, 0])", "one twice"),
         ("icl.simulate(loss, model, icl.Descent(0.1), until=2.5)", "whole steps"),

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from iclflow.results.choices import printable
+
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights")
 
 
@@ -61,9 +63,9 @@ def main(paths: Sequence[str]) -> int:
         return 2
     try:
         for path in paths:
-            print(convert(path))
+            print(printable(convert(path)))
     except (ValueError, OSError, ModuleNotFoundError) as error:
-        print(f"iclflow: {error}", file=sys.stderr)
+        print(f"iclflow: {printable(error)}", file=sys.stderr)
         return 2
     return 0
 

@@ -4,7 +4,6 @@ import ast
 import base64
 import dataclasses
 import importlib.util
-import json
 import math
 import os
 import platform
@@ -25,6 +24,7 @@ from iclflow.report.figures import DERIVED, PAPERS, Paper, choose
 from iclflow.report.workers import Outcome
 from iclflow.results.files import write_text
 from iclflow.results.netcdf import load
+from iclflow.results.reading import parse_json
 
 
 def duration(seconds: float) -> str:
@@ -281,7 +281,7 @@ def settings(attributes: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The settings among a Dataset's attributes, as words."""
     stated = str(attributes.get("settings", "null"))
     try:
-        found = json.loads(stated)
+        found = parse_json(stated, "the settings of the data")
     except ValueError:
         found = stated
     if not isinstance(found, Mapping):

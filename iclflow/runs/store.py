@@ -27,6 +27,7 @@ import iclflow
 from iclflow.results.files import saying_full
 from iclflow.results.netcdf import with_present_names
 from iclflow.results.provenance import code_key, describe, stamp
+from iclflow.results.reading import parse_json
 from iclflow.runs.cells import AbstractCells, Axis
 from iclflow.runs.compute import ENGINES, Answer
 from iclflow.runs.dataset import CLOCKS, clocked, label_of
@@ -117,7 +118,7 @@ def taken_up(cells: AbstractCells, found: dict[str, Any], path: Path) -> Abstrac
             f"{path} was written by {whose}, whose cells need not be these; choose another name "
             f"or move it away"
         )
-    values = json.loads(found["values"])
+    values = parse_json(found["values"], path)
     if found["common"] != cells.common or int(found["seeds"]) > cells.count:
         raise ValueError(
             f"{path} holds another design; only values of its axes and seeds can be added: choose "

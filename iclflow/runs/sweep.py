@@ -17,13 +17,23 @@ from jaxtyping import ArrayLike, PRNGKeyArray
 
 from iclflow.dynamics import AbstractDynamics
 from iclflow.losses import AbstractLoss
+from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractInitialiser
 from iclflow.results.progress import Progress, progress_bar
 from iclflow.results.provenance import code_key
 from iclflow.runs.batch import AbstractObserver, Piece
 from iclflow.runs.cells import AbstractCells, Grid, Vary
 from iclflow.runs.cluster import on_cluster
-from iclflow.runs.compute import ENGINES, Answer, Block, compute, planned, recordings, train
+from iclflow.runs.compute import (
+    ENGINES,
+    Answer,
+    Block,
+    compute,
+    measured_bytes,
+    planned,
+    recordings,
+    train,
+)
 from iclflow.runs.dataset import Trained, assemble
 from iclflow.runs.estimate import Estimate, estimate
 from iclflow.runs.folder import RunFolder
@@ -161,8 +171,16 @@ def in_memory(
         disk = RunFolder(folder, about | {"code": code_key(__name__)})
     sizes = None if disk is None else disk.sizes
     plan = planned(entries, cells.numbers, sizes)
+    kept = 0  # what cannot be recorded, or kept in memory, is said before anything runs
     for batch in plan:
-        recordings(batch, cells.computed)  # what cannot be recorded is said before anything runs
+        during, _ = recordings(batch, cells.computed)
+        point = measured_bytes(during.functions, batch.like, batch.one[0])
+        kept += len(batch.cells) * len(batch.point.marks) * point
+    require_memory(
+        2 * kept,  # once in the batches, and once in the Dataset that they are put into
+        f"the records of {sum(len(batch.cells) for batch in plan):,} runs",
+        "save at fewer points, record less, or give a store: store='runs.zarr'",
+    )
     if disk is not None and sizes is None:
         disk.begin([len(batch.seeds) for batch in plan])
     results: list[Trained] = []
