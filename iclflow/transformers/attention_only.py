@@ -119,7 +119,7 @@ class AttentionOnly(AbstractModel):
         return {**named, "unembed.W_U": self.unembedding}
 
     @classmethod
-    def of_tensors(cls, tensors: Mapping[str, np.ndarray], where: str = "weights") -> Self:
+    def of_tensors(cls, tensors: Mapping[str, Array | np.ndarray], where: str = "weights") -> Self:
         """The model whose `tensors()` these are; `where` names them in the error.
 
         >>> import jax
