@@ -9,6 +9,7 @@ from typing import Any, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from iclflow.linalg import pack_dual, pack_symmetric
@@ -16,6 +17,7 @@ from iclflow.losses.base import misfit
 from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, Layers
+from iclflow.models.kinds import once_a_kind
 from iclflow.results.progress import Progress
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.own_prompts import Prompts
@@ -25,7 +27,87 @@ from iclflow.tasks.prompts import AbstractPromptSet, PromptSource, as_sets
 CHUNK = 8192  # prompts at a time
 Sizes = AbstractTask | AbstractPromptSet | Prompts  # what knows D, O and the lengths
 
-NOT_LINEAR = "its prediction is linear in no fixed features of the prompt; use Sequences"
+# Of a model that is no AbstractLinearModel; `refusal` knows the sizes, checks, and says more.
+NOT_LINEAR = (
+    "it is no AbstractLinearModel, whose effective weights the features need; use Sequences"
+)
+LARGEST = 800  # features up to which linearity is checked by a fit
+EXACT = 1e-6  # of a prediction: what a fit of exactly linear features leaves in double precision
+
+
+def refusal(
+    map_: "AbstractFeatureMap", model: AbstractModel, size: int | None, outputs: int
+) -> str | None:
+    """Why a loss on the features of prompts cannot take a model; None if it can.
+
+    - `size`, `outputs`: D and O of the prompts; None where D is not known.
+    """
+    reason = map_.admits(model)
+    if reason == NOT_LINEAR and size is not None:
+        reason = (
+            misfit(model, size, outputs) or f"{undeclared(model, size, outputs)}; use Sequences"
+        )
+    return reason or misfit(model, size, outputs)
+
+
+def undeclared(model: AbstractModel, size: int, outputs: int) -> str:
+    """What is true of a model that is no `AbstractLinearModel`, in words.
+
+    - `size`, `outputs`: D and O of the prompts.
+    """
+    linear = is_linear(model, size, outputs)
+    if linear is None:
+        return NOT_LINEAR.partition(";")[0]
+    if linear:
+        return (
+            "its prediction is linear in S ⊗ x_q (checked on random prompts), but it does not say "
+            "so; subclass icl.AbstractLinearModel, with blocks, effective_weights and "
+            "reduced_weights"
+        )
+    return "its prediction is not linear in S ⊗ x_q of the prompt (checked on random prompts)"
+
+
+def is_linear(model: AbstractModel, size: int, outputs: int) -> bool | None:
+    """Whether the predictions of models of a kind are linear in all features S ⊗ x_q.
+
+    Random weights of this kind are tried on twice as many random prompts as there are features: a
+    linear fit of the predictions must leave nothing. None where that cannot be tried.
+
+    - `model`: the kind; its own weights do not matter.
+    - `size`, `outputs`: D and O of the prompts.
+    """
+    return _is_linear(model, size, outputs)
+
+
+@once_a_kind
+def _is_linear(model: Any, size: int, outputs: int) -> bool | None:
+    token = size + outputs
+    count = token * (token + 1) // 2 * size
+    if count > LARGEST:
+        return None
+    rng = np.random.default_rng(0)
+
+    def drawn(leaf: Any) -> Any:
+        if not (hasattr(leaf, "shape") and jnp.issubdtype(leaf.dtype, jnp.inexact)):
+            return leaf
+        return jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype)
+
+    try:
+        with jax.ensure_compile_time_eval():
+            whole = jax.tree.map(drawn, model)
+            points = rng.normal(size=(2 * count + 16, 2 * token + 1, token))
+            inputs, labels = jnp.asarray(points[..., :size]), jnp.asarray(points[..., size:])
+            prompts = Prompt(inputs, labels, labels)
+            found = jax.vmap(lambda p: jnp.asarray(whole(p)).reshape(outputs))(prompts)
+            maps = FullFeatures()
+            phi = jax.vmap(lambda p: jnp.outer(maps.statistic(p), p.query).ravel())(prompts)
+        values, rows = np.asarray(found, float), np.asarray(phi, float)
+    except Exception:  # a model of the user's may raise anything on prompts that it is not made for
+        return None
+    weights = np.linalg.lstsq(rows, values, rcond=None)[0]
+    left, scale = np.abs(rows @ weights - values).max(), np.abs(values).max()
+    exact = EXACT if jnp.result_type(float) == jnp.float64 else 1e-2
+    return bool(np.isfinite(scale) and left <= exact * scale)
 
 
 class AbstractStatistic(eqx.Module):
@@ -223,8 +305,7 @@ class Features(AbstractPromptLoss):
         return jnp.mean(jnp.sum((self.target - prediction) ** 2, axis=-1))
 
     def admits(self, model: AbstractModel) -> str | None:
-        reason = self.map.admits(model)
-        return reason or misfit(model, *self.dims())
+        return refusal(self.map, model, *self.dims())
 
     def dims(self) -> tuple[int, int]:
         return self.query.shape[-1], self.target.shape[-1]

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from iclflow.losses.base import misfit
-from iclflow.losses.features import AbstractFeatureMap, FullFeatures, Sizes, extract
+from iclflow.losses.features import AbstractFeatureMap, FullFeatures, Sizes, extract, refusal
 from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractModel
@@ -122,9 +121,8 @@ class Moments(AbstractPromptLoss):
         return self.power - 2 * jnp.sum(weights * self.cross) + quadratic_form(self.second, weights)
 
     def admits(self, model: AbstractModel) -> str | None:
-        reason = self.map.admits(model)
         outputs, count = self.cross.shape[-2:]
-        return reason or misfit(model, self.map.input_size(count, outputs), outputs)
+        return refusal(self.map, model, self.map.input_size(count, outputs), outputs)
 
     def dims(self) -> tuple[int, int] | None:
         outputs, count = self.cross.shape[-2:]

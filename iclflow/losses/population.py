@@ -10,8 +10,8 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from iclflow.linalg import contract
-from iclflow.losses.base import AbstractLoss, misfit
-from iclflow.losses.features import ReducedFeatures
+from iclflow.losses.base import AbstractLoss
+from iclflow.losses.features import ReducedFeatures, refusal
 from iclflow.losses.wishart import two_layer_noise, two_layer_signal
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, Layers
 from iclflow.results.display import eigenvalues, is_concrete
@@ -232,8 +232,7 @@ class Population(AbstractLoss):
                 "the closed form covers frozen zero blocks; freeze them, or use "
                 "population_moments(task), or sampled Moments"
             )
-        reason = ReducedFeatures().admits(model)
-        return reason or misfit(model, *self.dims())
+        return refusal(ReducedFeatures(), model, *self.dims())
 
     def dims(self) -> tuple[int, int]:
         return self.covariance.shape[0], self.cross.shape[0]

@@ -20,7 +20,7 @@ from iclflow.losses import (
     population_moments,
 )
 from iclflow.losses.base import misfit
-from iclflow.losses.features import Sizes, features_bytes
+from iclflow.losses.features import Sizes, features_bytes, undeclared
 from iclflow.losses.memory import RESERVE, available_bytes
 from iclflow.losses.moments import moments_bytes
 from iclflow.losses.population import beyond_white
@@ -89,7 +89,7 @@ def select(source: Sizes, model: AbstractModel, sequences: int | None) -> Choice
     """The cheapest exact level for this model on `sequences` prompts (None: the population).
 
     It never crosses an approximate step by itself: finite data stay finite, trained blocks stay
-    trained. A model that is linear in no fixed features, such as softmax, admits sequences only.
+    trained. A model that is not linear in the features, such as softmax, admits sequences only.
 
     The one level that it takes without being exact is `Draws`, for the population of layers that
     have no closed form; the reason says so.
@@ -115,13 +115,13 @@ def select(source: Sizes, model: AbstractModel, sequences: int | None) -> Choice
     maps = (ReducedFeatures(), FullFeatures())
     features = next((map_ for map_ in maps if map_.admits(model) is None), None)
     if features is None:
-        reason = maps[-1].admits(model)
+        reason = undeclared(model, source.size, source.outputs)
         if sequences is None:
             raise ValueError(
                 f"{type(model).__name__} has no population in closed form: {reason}; give a "
                 f"number of sequences, for example 2000"
             )
-        return Choice("sequences", "exact; it is linear in no fixed features of the prompt")
+        return Choice("sequences", f"exact; {reason}")
     if sequences is None:
         return Choice("population", "closed-form moments, no sampling error", features)
     count, rows = features.count(source), sequences * len(source.lengths)

@@ -9,10 +9,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import equinox as eqx
 import jax
 import numpy as np
 import xarray as xr
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Float, Int
+from scipy.optimize import brentq
 
 from iclflow.losses import Population
 from iclflow.models import (
@@ -148,6 +151,12 @@ class AbstractEngine(abc.ABC):
     def admits(self, source: Source | Quadratic, model: AbstractModel) -> str | None:
         """None if the pair can be predicted this way, else the reason why not."""
         found = model.as_attention()
+        if isinstance(model, AbstractLinearModel) and found is None:
+            return (
+                f"{type(model).__name__} is linear, and its effective weights are no product that "
+                f"the theory knows; if they are Σ v U or Σ v k qᵀ, return the Merged or the "
+                f"Separate that has them from as_attention()"
+            )
         if not isinstance(model, AbstractLinearModel) or not isinstance(found, Merged | Separate):
             return f"the theory covers linear attention with one layer, got {type(model).__name__}"
         reason = not_quadratic(source)
@@ -288,7 +297,81 @@ class Logistic(AbstractEngine):
         return Prediction(times, None, levels, None, self, curve, found, notes)
 
 
-ENGINES = (Stairs(), LayerStairs(), Logistic(), OneDrop(), Jumps())  # the best first
+class Relaxation(AbstractEngine):
+    """A linear model whose effective weights are linear in its weights, M = M₀ + A θ: exact.
+
+    Then L is quadratic in θ, and the flow dθ/dt = Aᵀ(G - 𝓗[M]) is a linear one: every mode relaxes
+    by itself. There are no plateaus; the one time is when half of the loss that can fall has
+    fallen.
+    """
+
+    assumes = "nothing: the effective weights are linear in the weights, so that the flow is solved"
+    attention = AbstractAttention
+
+    def admits(self, source: Source | Quadratic, model: AbstractModel) -> str | None:
+        if not isinstance(model, AbstractLinearModel):
+            return f"the theory covers linear models, got {type(model).__name__}"
+        reason = not_quadratic(source)
+        if reason is not None:
+            return reason
+        if model.reduced_weights().shape[0] != 1:
+            return f"the theory covers one output, got {model.reduced_weights().shape[0]}"
+        if model.blocks is Blocks.FULL:
+            return "it covers frozen zero blocks; freeze them"
+        return None if _affine(model) else "the effective weights are not linear in the weights"
+
+    def __call__(
+        self, source: Source | Quadratic, model: AbstractModel, *, probes: int = 0
+    ) -> Prediction:
+        reason = self.admits(source, model)
+        if reason is not None:
+            raise ValueError(f"Relaxation cannot predict this run: {reason}")
+        assert isinstance(model, AbstractLinearModel)
+        loss = Quadratic.of(source)
+        start, matrices = _effective_map(model)
+        slope = np.asarray(jax.jacobian(matrices)(start)).reshape(loss.size**2, -1)  # A
+        first = np.asarray(matrices(start))
+        curved = loss.curved(slope.T.reshape(-1, loss.size, loss.size))
+        stiffness = slope.T @ curved.reshape(len(curved), -1).T  # Aᵀ 𝓗 A
+        rates, modes = np.linalg.eigh((stiffness + stiffness.T) / 2)
+        push = modes.T @ slope.T @ loss.residual(first).ravel()
+
+        def curve(times: Times) -> Curve:
+            saves = np.atleast_1d(np.asarray(times, float))
+            flat = rates <= 1e-14 * max(1.0, rates.max())
+            safe = np.where(flat, 1.0, rates)
+            # (1 - e^{-rt}) / r, and t where nothing holds a mode back.
+            reached = np.where(flat, saves[:, None], -np.expm1(-np.outer(saves, safe)) / safe)
+            change = (reached * push) @ modes.T @ slope.T
+            weights = first + change.reshape(-1, loss.size, loss.size)
+            return Curve(saves, loss.loss(weights), None, weights)
+
+        end = 60.0 / max(rates[rates > 1e-14 * max(1.0, rates.max())].min(initial=np.inf), 1e-12)
+        levels = curve([0.0, end]).loss
+        middle = float(levels.mean())
+        half = brentq(lambda t: float(curve(t).loss[0]) - middle, 0.0, end)
+        times = np.asarray([half])
+        return Prediction(times, None, levels, None, self, curve, None, _left_out(loss, model))
+
+
+def _effective_map(model: AbstractLinearModel) -> tuple[Any, Callable[[Any], Any]]:
+    """The weights of a model in a row, and θ -> M."""
+    arrays, static = eqx.partition(model, eqx.is_inexact_array)
+    flat, unravel = ravel_pytree(arrays)
+    return flat, lambda theta: eqx.combine(unravel(theta), static).reduced_weights()[0, 0]
+
+
+def _affine(model: AbstractLinearModel) -> bool:
+    """Whether M is linear in the weights, tried on random ones."""
+    flat, matrices = _effective_map(model)
+    rng = np.random.default_rng(0)
+    a, b = (jax.numpy.asarray(rng.normal(size=flat.shape), flat.dtype) for _ in range(2))
+    zero, one, other, both = (np.asarray(matrices(w)) for w in (0 * a, a, b, 2 * a - 3 * b))
+    left = both - zero - 2 * (one - zero) + 3 * (other - zero)
+    return bool(np.abs(left).max() <= 1e-6 * max(np.abs(both).max(), 1e-300))
+
+
+ENGINES = (Stairs(), LayerStairs(), Logistic(), OneDrop(), Jumps(), Relaxation())  # the best first
 
 
 def select(source: Source | Quadratic, model: AbstractModel) -> AbstractEngine | None:
