@@ -305,7 +305,7 @@ class Relaxation(AbstractEngine):
     fallen.
     """
 
-    assumes = "nothing: the effective weights are linear in the weights, so that the flow is solved"
+    assumes = "nothing of the initial weights: the effective ones are linear in them, all is exact"
     attention = AbstractAttention
 
     def admits(self, source: Source | Quadratic, model: AbstractModel) -> str | None:
