@@ -362,10 +362,10 @@ def _effective_map(model: AbstractLinearModel) -> tuple[Any, Callable[[Any], Any
 
 
 def _affine(model: AbstractLinearModel) -> bool:
-    """Whether M is linear in the weights, tried on random ones."""
+    """Whether M is linear in the weights, tried on two sets of weights in no special relation."""
     flat, matrices = _effective_map(model)
-    rng = np.random.default_rng(0)
-    a, b = (jax.numpy.asarray(rng.normal(size=flat.shape), flat.dtype) for _ in range(2))
+    places = np.arange(1.0, flat.size + 1)
+    a, b = (jax.numpy.asarray(w, flat.dtype) for w in (np.cos(places**2), np.sin(3 * places**1.5)))
     zero, one, other, both = (np.asarray(matrices(w)) for w in (0 * a, a, b, 2 * a - 3 * b))
     left = both - zero - 2 * (one - zero) + 3 * (other - zero)
     return bool(np.abs(left).max() <= 1e-6 * max(np.abs(both).max(), 1e-300))
