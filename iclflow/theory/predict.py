@@ -141,7 +141,7 @@ class AbstractEngine(abc.ABC):
 
     >>> import iclflow as icl
     >>> [type(engine).__name__ for engine in icl.theory.ENGINES]
-    ['Stairs', 'Logistic', 'OneDrop', 'Jumps']
+    ['Stairs', 'LayerStairs', 'Logistic', 'OneDrop', 'Jumps', 'Relaxation']
     """
 
     assumes: ClassVar[str]

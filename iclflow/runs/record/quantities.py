@@ -21,7 +21,7 @@ from iclflow.runs.record.fixed_points import FixedPointDistance, PlateauDistance
 
 # What a run may be asked to record: names, functions (model, loss) -> arrays, or a mapping of
 # names to either, or to a loss (a test loss, evaluated on the model).
-Record = Sequence[str | Callable[..., Any]] | Mapping[str, str | Callable[..., Any]]
+Record = Sequence[Any] | Mapping[str, Any]  # names, functions, and summaries of whole runs
 
 
 @dataclasses.dataclass(frozen=True)
