@@ -142,7 +142,7 @@ def resolve(
     return Recording(functions, tuple(after))
 
 
-def by_name(record: Record) -> Mapping[str, str | Callable[..., Any]]:
+def by_name(record: Record) -> Mapping[str, Any]:
     """What is to be recorded, by the names of the results."""
     if isinstance(record, str):
         raise ValueError(f"record must be a list of names, got the string {record!r}")
