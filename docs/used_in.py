@@ -1,5 +1,6 @@
-"""API pages: below each docstring, the examples of the gallery that use the name."""
+"""API pages: examples of docstrings as code, and below them those of the gallery that use the name."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,20 @@ from griffe import Docstring, Extension, Object
 sys.path.insert(0, str(Path(__file__).parent))
 import gallery
 
+SESSION = re.compile(r"^>>> .*(?:\n(?!\s*$).*)*", flags=re.MULTILINE)  # up to an empty line
+
 
 class UsedIn(Extension):
-    """Adds a line of links to the docstrings of classes and functions."""
+    """Fences the examples of docstrings, and adds links to the gallery."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
-        """Add the line, where there are such examples."""
+        """Rewrite the docstring of one class or function; without an example it stays."""
         users = gallery.users().get(obj.path, [])
-        if not users:
-            return
-        links = ", ".join(f"[{one.question}][gallery-{one.name}]" for one in users)
         said = obj.docstring.value if obj.docstring is not None else ""
-        obj.docstring = Docstring(f"{said}\n\n*In the gallery:* {links}", parent=obj)
+        # Without a fence Markdown takes >>> for quotations and a printed list for a link.
+        text = SESSION.sub(lambda found: f"```pycon\n{found[0]}\n```", said)
+        if users:
+            links = ", ".join(f"[{one.question}][gallery-{one.name}]" for one in users)
+            text = f"{text}\n\n*In the gallery:* {links}"
+        if text != said:
+            obj.docstring = Docstring(text, parent=obj)
