@@ -502,7 +502,7 @@ def test_the_fields_name_what_the_library_has():
     """Choices are written out in the fields so that help is quick; here they meet the library."""
     from iclflow.losses.select import LEVELS
     from iclflow.models.registry import MODELS
-    from iclflow.runs.sweep import SEEDS, Vary
+    from iclflow.runs.cells import SEEDS, Vary
     from iclflow.study import fields
     from iclflow.tasks.prompt import Normaliser
     from iclflow.tasks.task import ContextLabels
