@@ -1,4 +1,4 @@
-"""API pages: examples of docstrings as code, and below them those of the gallery that use the name."""
+"""API pages: examples of docstrings as code, and the examples of the gallery that use a name."""
 
 import re
 import sys
