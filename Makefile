@@ -25,8 +25,9 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reor
 MARKS ?= not slow and not long
 
 # Between them these use every dependency.
-TESTS ?= $(addprefix tests/test_, files.py plots.py display.py simulate.py staircase.py cli.py sweep.py \
-	sweep_store.py fused.py animate.py checkpoints.py factored.py)
+TESTS ?= $(addprefix tests/, results/test_files.py results/test_display.py plots/test_plots.py plots/test_animate.py \
+	runs/test_simulate.py runs/test_sweep.py runs/test_fused.py theory/test_staircase.py cli/test_cli.py \
+	sweeps/test_sweep_store.py checkpoints/test_checkpoints.py losses/test_factored.py)
 
 .PHONY: gallery reproduce install test test-all test-lowest release-check lint docs clean
 

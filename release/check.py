@@ -1,6 +1,6 @@
 """Build sdist and wheel, look into them, and run the tests against the installed wheel.
 
-    python release/check.py [tests/test_simulate.py ...]
+    python release/check.py [tests/runs/test_simulate.py ...]
 
 The wheel is built from the sdist, without a network. It is installed with the extras into a fresh
 environment, at the versions of `constraints.txt`; the tests run there in a folder without the
@@ -95,8 +95,8 @@ def run_tests(wheel: Path, folder: Path, tests: list[str]) -> None:
     away = folder / "away"
     shutil.copytree(ROOT / "tests", away / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", away)
-    for path in (away / "tests").glob("test_*.py"):
-        if "parents[1]" in path.read_text(encoding="utf-8"):  # about the tree itself
+    for path in (away / "tests").rglob("test_*.py"):
+        if "parents[2]" in path.read_text(encoding="utf-8"):  # about the tree itself
             path.unlink()
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     where = "import iclflow, sys; assert iclflow.__file__.startswith(sys.prefix), iclflow.__file__"

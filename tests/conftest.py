@@ -39,7 +39,7 @@ CONF = BeartypeConf(is_pep484_tower=True, hint_overrides=FrozenDict({Self: Any})
 typecheck = beartype(conf=CONF)
 
 # Before the first import of the package: every annotation in it is then checked when called.
-install_import_hook("iclflow", "conftest.typecheck")
+install_import_hook("iclflow", "tests.conftest.typecheck")
 
 # Begun last, a long file would leave the other processes idle.
 LONG = (

@@ -1,0 +1,307 @@
+"""Fused flows: the trajectories of `Flow` by Diffrax, each run with a step of its own."""
+
+import shutil
+import subprocess
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import iclflow as icl
+from iclflow.losses import Population
+from iclflow.models import Blocks, draw_models
+from iclflow.runs import cost
+from iclflow.runs.fused import cpp, cuda, engine, flow_cuda, tsit5
+from iclflow.runs.fused.program import write
+from iclflow.runs.vmapped import vmapped
+from iclflow.theory import conserved_quantities
+from tests.helpers.fused_fuzz import fuzz_flows
+
+TASK = icl.Task([0.6, 0.3], 15)
+POPULATION = icl.Population(TASK)
+SEPARATE = icl.Separate.initialiser(TASK, heads=2, scale=0.1)
+MARKS = np.asarray([0.0, 1.0, 7.0, 30.0, 30.5, 200.0])
+RECORD = {"loss": lambda model, loss: loss(model), "keys": lambda model, loss: model.keys}
+
+COMPILER = pytest.mark.skipif(cpp.compiler() is None, reason="there is no C++ compiler")
+GPU = pytest.mark.skipif(engine.available() != engine.CUDA, reason="needs a GPU and CuPy")
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Every batch is worth compiling, by C++."""
+    monkeypatch.setattr(engine, "available", lambda: engine.CPP)
+    monkeypatch.setattr(cost, "worth_compiling", lambda *_: True)
+
+
+def parts_of(flow, init=SEPARATE, loss=POPULATION, seeds=range(5)):
+    models = draw_models(init, seeds)
+    return loss, flow, eqx.filter_vmap(lambda m: flow.init(loss, m, jax.random.key(0)))(models)
+
+
+def advance(parts, marks=MARKS, record=RECORD, own=(False, False)):
+    """The runs by the fused loop in C++."""
+    fused = engine.Fused.of(*parts, own)
+    fused.engine = engine.CPP
+    assert fused.prepare(parts, record) is None
+    return fused.advance(parts, np.asarray(marks), record)
+
+
+def same_bits(one, other):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_the_pair_and_its_dense_output_are_those_of_diffrax():
+    """To rounding: the table, the estimate of the error, and the polynomials between the steps."""
+    tableau = diffrax.Tsit5.tableau
+    for ours, theirs in zip(tsit5.A[1:], tableau.a_lower, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-15)
+    np.testing.assert_allclose(tsit5.ERROR, tableau.b_error, rtol=1e-13)
+    for theta in (0.0, 0.3, 0.9, 1.0):
+        inside = diffrax.Tsit5.interpolation_cls(
+            t0=0.0, t1=1.0, y0=jnp.zeros(7), y1=None, k=jnp.eye(7)
+        ).evaluate(theta)
+        ours = [
+            c * theta ** min(n + 1, 2) * np.polynomial.Polynomial(rest)(theta)
+            for n, (c, rest) in enumerate(tsit5.DENSE)
+        ]
+        np.testing.assert_allclose(ours, inside, atol=1e-13)
+
+
+@COMPILER
+@pytest.mark.usefixtures("always")
+def test_a_sweep_of_flows_is_fused_and_is_that_of_diffrax(monkeypatch):
+    """Save points, tolerances and losses of their own, an odd batch, final weights."""
+    options = {"saveat": MARKS, "seeds": 5, "record": ["loss", "effective"], "final": ["weights"]}
+    options["axes"] = {"tolerance": [1e-9, 1e-11], "context": [15, 40]}
+    fused = icl.sweep(TASK, SEPARATE, icl.Flow(), **options)
+    assert fused.attrs["engine"] == f"fused ({engine.CPP})"
+    monkeypatch.setattr(engine, "available", lambda: engine.VMAP)
+    plain = icl.sweep(TASK, SEPARATE, icl.Flow(), **options)
+    assert plain.attrs["engine"].startswith("vmap")
+    assert set(plain.variables) == set(fused.variables)
+    for name in plain.variables:
+        np.testing.assert_allclose(fused[name], plain[name], rtol=1e-6, atol=1e-8)
+
+
+@COMPILER
+def test_the_error_falls_as_the_fifth_power_of_the_step():
+    """At times at which accuracy bounds the step; the size of the next one is in the state."""
+    exact = advance(parts_of(icl.Flow(1e-13)), [20.0]).state.model
+    steps, errors = [], []
+    for tolerance in (1e-5, 1e-7, 1e-9):
+        found = advance(parts_of(icl.Flow(tolerance)), [20.0]).state
+        apart = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), found.model, exact)
+        errors.append(max(jax.tree.leaves(apart)))
+        steps.append(float(np.mean(found.step.size)))
+    slope = np.polyfit(np.log(steps), np.log(errors), 1)[0]
+    assert 4.5 < slope < 6.5
+
+
+@COMPILER
+def test_errors_are_on_a_line_with_those_of_diffrax():
+    """Not larger at any tolerance, and in proportion to it."""
+    marks, tolerances = np.geomspace(1.0, 200.0, 30), np.asarray([1e-4, 1e-6, 1e-8])
+    record = {"loss": RECORD["loss"]}
+    exact = advance(parts_of(icl.Flow(1e-12)), marks, record).record["loss"]
+    ours, theirs = [], []
+    for tolerance in tolerances:
+        parts = parts_of(icl.Flow(jnp.asarray(tolerance)))
+        for errors, found in (
+            (ours, advance(parts, marks, record)),
+            (theirs, vmapped(parts, (None, None), marks, record)),
+        ):
+            errors.append(np.sqrt(np.mean((np.asarray(found.record["loss"]) - exact) ** 2)))
+    assert (np.asarray(ours) < 1.5 * np.asarray(theirs)).all()
+    assert 0.8 < np.polyfit(np.log(tolerances), np.log(ours), 1)[0] < 1.2
+
+
+@COMPILER
+def test_a_run_has_the_same_bits_alone_and_beside_any_others():
+    """Neighbours with other tolerances, among them some that use up their steps."""
+    flow = icl.Flow(jnp.asarray([1e-6, 1e-12, 1e-3] * 7), max_steps=400)
+    state = parts_of(icl.Flow(1e-6), seeds=range(21))[2]
+    together = advance((POPULATION, flow, state), own=(False, True))
+    ends = np.asarray(together.state.result == icl.RESULTS.step_limit)
+    assert ends[1]
+    assert not ends[0]
+    assert np.isnan(together.record["loss"][1, -1])
+    for run in (0, 1, 20):
+        one = eqx.filter(jax.tree.map(lambda a, r=run: a[r : r + 1], (flow, state)), eqx.is_array)
+        one = eqx.combine(one, (flow, state))
+        alone = advance((POPULATION, *one), own=(False, True))
+        same_bits(alone, jax.tree.map(lambda a, r=run: a[r : r + 1], together))
+
+
+class Steep(Population):
+    """A loss without a lowest value: keys that are large enough grow until time stands still."""
+
+    def __call__(self, model):
+        return super().__call__(model) - 2.0 * jnp.sum(model.keys**4)
+
+
+@COMPILER
+def test_a_flow_that_fails_ends_as_by_diffrax_and_does_not_touch_its_neighbours():
+    """Weights that grow past any bound in a finite time, and weights that are not numbers."""
+    loss, flow = Steep(TASK), icl.Flow(1e-6, max_steps=1500)
+    _, _, state = parts_of(flow, loss=loss)
+    keys = state.model.keys.at[2:].multiply(0.01).at[1].set(jnp.nan)
+    state = eqx.tree_at(lambda s: s.model.keys, state, keys)
+    marks = [0.0, 0.5, 30.0]
+    found = advance((loss, flow, state), marks)
+    plain = vmapped((loss, flow, state), (None, None), np.asarray(marks), RECORD)
+    same_bits(found.state.result, plain.state.result)
+    assert not np.asarray(found.state.running[:2]).any()
+    assert np.asarray(found.state.running[2:]).all()
+    np.testing.assert_allclose(found.state.stopped, plain.state.stopped, rtol=1e-4)
+    np.testing.assert_allclose(found.record["loss"], plain.record["loss"], rtol=1e-4)
+    some = jax.tree.map(lambda a: a[2:] if eqx.is_array(a) else a, state)
+    same_bits(advance((loss, flow, some), marks), jax.tree.map(lambda a: a[2:], found))
+    again = advance((loss, flow, found.state), [40.0])
+    np.testing.assert_array_equal(again.state.stopped[:2], found.state.stopped[:2])
+    assert np.isnan(again.record["loss"][:2]).all()
+
+
+@COMPILER
+def test_pieces_change_no_bit():
+    """Stops between the save points and without any record, on the disk and back."""
+    whole = advance(parts_of(icl.Flow(1e-7)))
+    loss, flow, state = parts_of(icl.Flow(1e-7))
+    records = []
+    for marks, record in (([0.0, 1.0], RECORD), ([3.3], {}), ([7.0, 30.0, 30.0], RECORD),
+                          ([30.5], RECORD), ([50.0], {}), ([200.0], RECORD)):  # fmt: skip
+        found = advance((loss, flow, state), marks, record)
+        state = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), found.state)
+        records += [found.record] if record else []
+    losses = np.concatenate([r["loss"] for r in records], axis=1)
+    np.testing.assert_array_equal(np.delete(losses, 4, axis=1), whole.record["loss"])
+    same_bits(state.model, whole.state.model)
+
+
+@COMPILER
+@pytest.mark.long
+@pytest.mark.usefixtures("always")
+def test_an_interrupted_sweep_of_flows_goes_on_to_the_same_bits(monkeypatch, tmp_path):
+    monkeypatch.setattr("iclflow.runs.plan.BRIEF", 0.0)
+    monkeypatch.setattr("iclflow.runs.plan.SAVE_EVERY", 0.0)
+    options = {"saveat": MARKS, "seeds": 3, "record": ["loss"], "final": ["weights"]}
+    whole = icl.sweep(TASK, SEPARATE, icl.Flow(1e-7), **options)
+
+    class Stop:
+        def stops(self, marks):
+            return [7.0]
+
+        def __call__(self, piece):
+            if piece.mark == 7.0:
+                raise KeyboardInterrupt
+
+    kept = {"store": tmp_path / "runs", **options}
+    part = icl.sweep(TASK, SEPARATE, icl.Flow(1e-7), observers=[Stop()], **kept)
+    assert np.isnan(part["loss"][..., -1]).all()
+    resumed = icl.sweep(TASK, SEPARATE, icl.Flow(1e-7), **kept)
+    assert resumed.attrs["engine"].startswith("fused")
+    for name in whole.variables:
+        np.testing.assert_array_equal(resumed[name], whole[name])
+
+
+@COMPILER
+def test_conserved_quantities_drift_no_more_than_by_diffrax():
+    """The same tolerance and times; theirs is the yardstick."""
+    record = {"conserved": lambda model, loss: conserved_quantities(model)}
+    parts = parts_of(icl.Flow(1e-6))
+    drifts = [
+        jax.tree.map(lambda a: np.abs(np.asarray(a) - np.asarray(a)[:, :1]).max(), found.record)
+        for found in (advance(parts, MARKS, record), vmapped(parts, (None, None), MARKS, record))
+    ]
+    ours, theirs = (max(jax.tree.leaves(d)) for d in drifts)
+    assert 0 < ours < 1.5 * theirs
+
+
+@COMPILER
+@pytest.mark.long
+def test_moments_and_weights_in_single_precision():
+    """Products with a large shared matrix; errors in proportion to the precision."""
+    task = icl.Task([0.4, 0.3, 0.2, 0.1], 31)
+    loss = icl.Moments.sample(task, 60, key=jax.random.key(1))
+    init = icl.Separate.initialiser(task, heads=1, scale=0.3, blocks=Blocks.FULL)
+    parts = parts_of(icl.Flow(1e-8), init, loss, range(9))
+    record = {"loss": RECORD["loss"]}
+    assert engine.Fused.of(*parts, (False, False)).program(parts, record).matrices
+    plain = vmapped(parts, (None, None), np.asarray([2.0, 9.0]), record).record["loss"]
+    np.testing.assert_allclose(advance(parts, [2.0, 9.0], record).record["loss"], plain, rtol=1e-6)
+    single = lambda a: a.astype(jnp.float32) if eqx.is_inexact_array(a) else a  # noqa: E731
+    loss, state = jax.tree.map(single, (loss, parts[2]))
+    found = advance((loss, icl.Flow(1e-4), state), [2.0, 9.0], record)
+    assert found.record["loss"].dtype == found.state.mark.dtype == np.float32
+    np.testing.assert_allclose(found.record["loss"], plain, rtol=1e-3)
+
+
+@COMPILER
+@pytest.mark.long
+def test_why_a_flow_is_not_fused_is_said():
+    """Another solver, weights too small for single precision, and a gradient through the runs."""
+    parts = parts_of(icl.Flow(1e-6))
+    fused = engine.Fused.of(*parts, (False, False))
+    fused.engine = engine.CPP
+    renewed = eqx.filter_vmap(lambda s: parts[1].renew(POPULATION, s))(advance(parts).state)
+    assert not np.asarray(renewed.step.size).any()  # where a loss jumps, no old step goes on
+    why = lambda some: engine.why_not(fused, some, RECORD, 5, MARKS)  # noqa: E731
+    assert why(parts) is None
+    assert why((POPULATION, icl.Flow(1e-6, solver=diffrax.Tsit5()), parts[2])) is None
+    assert "Tsit5" in why((POPULATION, icl.Flow(1e-6, solver=icl.Chebyshev()), parts[2]))
+    tiny = icl.Separate.initialiser(TASK, heads=2, scale=1e-40)
+    with pytest.raises(engine.CannotFuse, match="below 1e-30"):
+        advance(parts_of(icl.Flow(1e-6), tiny))
+    said = []
+
+    def total(factor):
+        state = eqx.tree_at(lambda s: s.model.keys, parts[2], parts[2].model.keys * factor)
+        said.append(why((POPULATION, parts[1], state)))
+        run = vmapped((POPULATION, parts[1], state), (None, None), MARKS, RECORD)
+        return jnp.sum(run.record["loss"])
+
+    slope = jax.grad(total)(1.0)
+    assert "gradient" in said[0]
+    np.testing.assert_allclose(slope, (total(1 + 1e-5) - total(1 - 1e-5)) / 2e-5, rtol=1e-4)
+
+
+@COMPILER
+@pytest.mark.long
+def test_random_flows_are_those_of_the_solver_written_out():
+    assert fuzz_flows(6, 0) == []
+
+
+@COMPILER
+@pytest.mark.slow
+def test_very_many_random_flows_are_those_of_the_solver_written_out():
+    assert fuzz_flows(200, 6) == []
+
+
+@GPU
+@pytest.mark.slow
+def test_random_flows_on_a_gpu_are_those_of_the_solver_written_out():
+    assert fuzz_flows(100, 0, engine.CUDA) == []
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no CUDA compiler: nvcc")
+@pytest.mark.parametrize("source", ["population", "moments"])
+def test_the_cuda_text_of_a_flow_compiles(tmp_path, source):
+    task = icl.Task([0.4, 0.3, 0.2, 0.1], 31)
+    moments = icl.Moments.sample(task, 60, key=jax.random.key(1))
+    loss = moments if source == "moments" else icl.Population(task)
+    init = icl.Separate.initialiser(task, heads=1, scale=0.3, blocks=Blocks.FULL)
+    parts = parts_of(icl.Flow(1e-8), SEPARATE if source != "moments" else init, loss)
+    if source != "moments":
+        parts = parts_of(icl.Flow(1e-8))
+    fused = engine.Fused.of(*parts, (False, False))
+    program = fused.program(parts, RECORD)
+    (tmp_path / "flow.cu").write_text(
+        flow_cuda.source(program, write(program, fused.zeros(parts, RECORD)))
+    )
+    call = ["nvcc", "-ptx", *cuda.OPTIONS, "flow.cu", "-o", "flow.ptx"]
+    done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
