@@ -67,24 +67,31 @@ class HeadFlow:
 
     def _pairs(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """v, and k and q among the inputs of all layers, of every pair of one state."""
-        v, k, q = self.split(y)
-        rows = self.source.size
-        return (
-            np.repeat(v, self.rank),
-            self.wide(k).reshape(-1, rows),
-            self.wide(q).reshape(-1, rows),
-        )
+        k, q = y[self.heads :].reshape(2, -1, self.size)
+        v = y[: self.heads] if self.rank == 1 else np.repeat(y[: self.heads], self.rank)
+        if self.block is not None:
+            parts = (a.reshape(self.heads, self.rank, self.size) for a in (k, q))
+            k, q = (self.wide(a).reshape(len(v), -1) for a in parts)
+        return v, k, q
 
     def slope(self, t: float, y: np.ndarray) -> np.ndarray:
         """dW/dt of one state."""
-        heads, size = self.heads, self.source.size
+        heads, rank = self.heads, self.rank
         v, k, q = self._pairs(y)
         vk = v[:, None] * k
         R = self.source.residual(vk.T @ q)
-        Rq = q @ R.T
-        rise = np.einsum("pd,pd->p", k, Rq).reshape(heads, -1).sum(1)
-        vectors = np.stack([v[:, None] * Rq, vk @ R]).reshape(2, heads, self.rank, size)
-        return np.concatenate([rise, self.narrow(vectors).ravel()])
+        Rq, result = q @ R.T, np.empty_like(y)
+        rise = np.einsum("pd,pd->p", k, Rq)
+        result[:heads] = rise if rank == 1 else rise.reshape(heads, -1).sum(1)
+        # In place: this is called thousands of times, on a few dozen numbers.
+        rates = result[heads:].reshape(2, -1, self.size)
+        if self.block is None:
+            np.multiply(v[:, None], Rq, out=rates[0])
+            np.matmul(vk, R, out=rates[1])
+        else:
+            for rate, forces in zip(rates, (v[:, None] * Rq, vk @ R), strict=True):
+                rate[:] = self.narrow(forces.reshape(heads, rank, -1)).reshape(rate.shape)
+        return result
 
     def tangents(self, y: np.ndarray) -> Float[np.ndarray, "n D D"]:
         """∂M/∂W of one state, a matrix per weight."""
