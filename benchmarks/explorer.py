@@ -12,11 +12,10 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
-from browser import CHROMIUM, Page
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from iclflow.explorer.bundle import bundle
+from tests.helpers.browser import CHROMIUM, Page
 
 EIGHT = "spectrum=0.368,0.184,0.123,0.092,0.074,0.061,0.053,0.046&heads=9&scale=0.1&seeds=6"
 SIZES = {"D = 4, H = 5, six seeds": "scale=0.07&rate=0.2&seeds=6", "D = 8, H = 9, six seeds": EIGHT}
