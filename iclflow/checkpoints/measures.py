@@ -51,6 +51,7 @@ MEASURES = {  # name -> what it is; dimensionless but for the first two
     "projector_distance": r"$\|P_k-P_k^{ref}\|_F/\sqrt{2k}$",
     "largest_angle": "largest principal angle to the reference",
     "step_distance": r"$\|P_k-P_k^{previous}\|_F/\sqrt{2k}$",
+    "subspace_speed": r"subspace speed, top $k$, per unit of ln(step)",
 }
 UNITS = {"largest_angle": "rad"}
 NEED_REFERENCE = (
@@ -66,7 +67,9 @@ DEFAULT_MEASURES = (
     "subspace_distance",
     "projector_distance",
     "step_distance",
+    "subspace_speed",
 )
+MOVES = ("step_distance", "subspace_speed")  # against the checkpoint before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +90,11 @@ class Plan:
     def compares(self) -> bool:
         """Whether any measure needs a reference."""
         return any(name in NEED_REFERENCE for name in self.measures)
+
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """The measures that need the checkpoint before."""
+        return tuple(name for name in self.measures if name in MOVES)
 
 
 @eqx.filter_jit
@@ -160,6 +168,25 @@ def _step_distances(
     return jax.vmap(subspace.projector_distance)(previous, bases)
 
 
+def moves_since(
+    before: Float[Array, "H k n"] | None,
+    bases: Float[Array, "H k n"],
+    steps: tuple[int, int],
+    plan: Plan,
+) -> dict[str, Float[np.ndarray, " H"]]:
+    """Those measures of the plan that need the bases of the step before; NaN where there is none.
+
+    - `steps`: the step before, and this one.
+    """
+    # compiled with the rest, at the first step
+    distances = np.asarray(_step_distances(bases if before is None else before, bases), float)
+    if before is None:
+        return {name: np.full_like(distances, np.nan) for name in plan.moves}
+    [interval] = subspace.log_intervals(np.asarray(steps, float))
+    found = {"step_distance": distances, "subspace_speed": distances / interval}
+    return {name: found[name] for name in plan.moves}
+
+
 class Table:
     """Values by measure, [step, circuit, layer, head], filled row by row, then labelled."""
 
@@ -201,12 +228,10 @@ class Table:
                     found |= self._compare(bases, goals[circuit], circuit, layer)
                     if "tracked_effective_rank" in self.plan.measures:
                         strengths[i, j] = np.asarray(track_heads(circuits[circuit], goals[circuit]))
-                if "step_distance" in self.plan.measures:
+                if self.plan.moves:
                     before = self.previous.get((circuit, layer))
-                    # compiled with the rest, at the first step
-                    distances = _step_distances(bases if before is None else before, bases)
-                    if before is not None:
-                        found["step_distance"] = distances
+                    since = (self.steps[-1] if self.steps else 0, step)
+                    found |= moves_since(before, bases, since, self.plan)
                     bases_now[circuit, layer] = bases
                 for name, values in found.items():
                     row.setdefault(name, np.full(shape, np.nan))[i, j] = np.asarray(values)
@@ -330,12 +355,11 @@ class MatrixTable:
             labels += [name] if len(shape) == 2 else [f"{name}[{i}]" for i in range(shape[0])]
             with one_thread() if min(shape[-2:]) <= SMALL else contextlib.nullcontext():
                 found, bases = jax.block_until_ready(_measure_matrices(stack, self.plan))
-            if "step_distance" in self.plan.measures:
+            if self.plan.moves:
                 before = self.previous.get(name)
                 self.previous[name] = bases
-                # compiled with the rest, at the first step
-                distances = _moved(bases if before is None else before, bases)
-                found["step_distance"] = [np.nan] * len(stack) if before is None else distances
+                since = (self.steps[-1] if self.steps else 0, step)
+                found |= moves_since(before, bases, since, self.plan)
             for measure, values in found.items():
                 row[measure] += [float(v) for v in values]
         if not labels:
@@ -371,12 +395,6 @@ class MatrixTable:
                 "not_finite": json.dumps(self.not_finite),
             },
         )
-
-
-@jax.jit
-def _moved(before: jax.Array, now: jax.Array) -> jax.Array:
-    rest = now - jnp.einsum("hkn,hln,hlm->hkm", now, before, before)
-    return jnp.sqrt(jnp.sum(rest**2, axis=(1, 2)) / now.shape[1])
 
 
 @eqx.filter_jit

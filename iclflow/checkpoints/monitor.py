@@ -18,7 +18,14 @@ import xarray as xr
 
 from iclflow.checkpoints.files import Arrays, CheckpointError
 from iclflow.checkpoints.layouts import NoAttentionError, find_layout
-from iclflow.checkpoints.measures import MEASURES, NEED_REFERENCE, MatrixTable, Plan, Table
+from iclflow.checkpoints.measures import (
+    MEASURES,
+    MOVES,
+    NEED_REFERENCE,
+    MatrixTable,
+    Plan,
+    Table,
+)
 from iclflow.measures.in_context import InContext
 from iclflow.measures.in_context import by_position as means_by_position
 from iclflow.measures.stages import Stages, find_stages
@@ -140,7 +147,7 @@ NONE = InContext(*6 * (math.nan,), label=False)  # of an unknown drop
 ROW = "loss_by_position"
 # Variables of the Dataset whose names a metric cannot have.
 TAKEN = (*MEASURES, "loss", "early_loss", "late_loss", ROW)
-ONLINE = ("norm", "effective_rank", "stable_rank", "step_distance")
+ONLINE = ("norm", "effective_rank", "stable_rank", "step_distance", "subspace_speed")
 
 
 class Monitor:
@@ -204,7 +211,7 @@ class Monitor:
         if ahead:
             raise ValueError(
                 f"{', '.join(ahead)} needs the last checkpoint, which a running job does not have; "
-                f"use step_distance, or measure saved checkpoints"
+                f"use subspace_speed, or measure saved checkpoints"
             )
         if isinstance(measures, str):
             raise ValueError(f"measures must be a list of names, got the string {measures!r}")
@@ -329,7 +336,7 @@ class Monitor:
             parts.append("falling")
         if self.table is not None and self.table.rows:
             row = self.table.rows[-1]
-            known = {n: v for n, v in row.items() if np.isfinite(v).any() or n != "step_distance"}
+            known = {n: v for n, v in row.items() if np.isfinite(v).any() or n not in MOVES}
             # The plain mean: one head with NaN shows, where a mean without it would hide it.
             parts += [f"{name} {np.mean(values):.3g}" for name, values in known.items()]
             if self.table.not_finite:

@@ -263,7 +263,8 @@ def measure_series(
     """Measures of QK and OV of every head over a series of checkpoints.
 
     - `measures`: names from `MEASURES`; distances are to the last checkpoint of the series,
-      `step_distance` to the one before. `rank` is the size k of the subspaces.
+      `step_distance` and `subspace_speed` to the one before. `rank` is the size k of the
+      subspaces.
     - `extra`: further measures, name -> function of one head's `FactoredMatrix`.
     - `heads`: their number, where no config.json says.
     - `stack`: part of the names of the layers to measure, where a model has several stacks of
@@ -367,9 +368,10 @@ def _check_layout(
 def mark_stages(data: xr.Dataset, *, steps: Any = None, losses: Any = None) -> xr.Dataset:
     """The same Dataset with marks of the drops: variables `mark` and `mark_source`.
 
-    Drops of the loss, drops of the mean subspace distance of each circuit, and peaks of the
-    curvature of its mean norm (needs 8 steps past 0). If they are given, the losses are kept as
-    `loss` over `loss_step`, and their stages in words as the attribute `stages`.
+    Marks are the drops of the loss, the drops of the mean subspace distance of each circuit, the
+    step at which its subspaces turned fastest (if that is twice their median speed), and the peaks
+    of the curvature of its mean norm. All but the first need 8 checkpoints. If they are given, the
+    losses are kept as `loss` over `loss_step`, and their stages in words as the attribute `stages`.
     """
     marks: list[tuple[float, str]] = []
     if losses is not None:
@@ -382,7 +384,7 @@ def mark_stages(data: xr.Dataset, *, steps: Any = None, losses: Any = None) -> x
         data.attrs["stages"] = json.dumps(stages.lines())
     at = np.asarray(data["step"], float)
     for circuit in CIRCUITS:
-        for name in ("subspace_distance", "norm"):
+        for name in ("subspace_distance", "subspace_speed", "norm"):
             if name not in data or at.size < 8:
                 continue
             curve = data[name].sel(circuit=circuit).mean(("layer", "head"), skipna=False).values
@@ -391,6 +393,9 @@ def mark_stages(data: xr.Dataset, *, steps: Any = None, losses: Any = None) -> x
                 smooth = time_curvature(at, curve, points=max(2 * at.size, 18), window=9)
                 times = smooth.peaks(prominence=0.2)
                 marks += [(float(t), f"{circuit} norm curvature") for t in times]
+            elif name == "subspace_speed":
+                if np.isfinite(curve).any() and np.nanmax(curve) > 2 * np.nanmedian(curve):
+                    marks.append((float(at[np.nanargmax(curve)]), f"{circuit} subspace speed"))
             else:
                 drops = find_stages(at, curve).drops
                 marks += [(drop.time, f"{circuit} subspace distance") for drop in drops]

@@ -51,4 +51,5 @@ from iclflow.measures.subspace import principal_angles as principal_angles
 from iclflow.measures.subspace import projector_distance as projector_distance
 from iclflow.measures.subspace import right_basis as right_basis
 from iclflow.measures.subspace import subspace_distance as subspace_distance
+from iclflow.measures.subspace import subspace_speed as subspace_speed
 from iclflow.measures.subspace import unexplained as unexplained

@@ -5,6 +5,7 @@ column space, pass the transpose.
 """
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from iclflow.linalg import FactoredMatrix
@@ -90,3 +91,35 @@ def consecutive_distances(bases: Float[Array, "T k n"]) -> Float[Array, " T-1"]:
     overlap = jnp.einsum("tkn,tln->tkl", following, previous)
     rest = following - jnp.einsum("tkl,tln->tkn", overlap, previous)
     return jnp.sqrt(jnp.sum(rest**2, axis=(1, 2)) / bases.shape[1])
+
+
+def log_intervals(steps: Float[np.ndarray, " T"]) -> Float[np.ndarray, " T-1"]:
+    """ln(s'/s) between consecutive steps; a first step 0 stands at half the second one.
+
+    That is the convention of `Clock.LOG`.
+    """
+    steps = np.asarray(steps, float)
+    ends = steps[1:]
+    return np.log(ends / np.where(steps[:-1] > 0, steps[:-1], ends / 2))
+
+
+def subspace_speed(
+    bases: Float[Array, "T k n"], steps: Float[np.ndarray, " T"]
+) -> Float[Array, " T-1"]:
+    """The projector distance between consecutive subspaces per unit of the logarithm of the step.
+
+    The distance (16) to the last checkpoint needs an end, and what it shows depends on where that
+    end is. The speed needs none: it is known while a training still runs. It is large where the
+    subspace turns and near zero where the subspace has settled.
+
+    - `bases`: the orthonormal bases at increasing steps, as `right_basis` gives them.
+    - `steps`: the training steps at which the bases were taken.
+
+    >>> import jax.numpy as jnp, numpy as np, iclflow as icl
+    >>> angle = jnp.array([0.0, 0.5, 1.0, 1.0])
+    >>> bases = jnp.stack([jnp.cos(angle), jnp.sin(angle)], 1)[:, None]
+    >>> speed = icl.measures.subspace_speed(bases, np.array([1.0, 2.0, 4.0, 8.0]))
+    >>> [round(float(s), 3) for s in speed]  # sin(0.5) / ln(2), then at rest
+    [0.692, 0.692, 0.0]
+    """
+    return consecutive_distances(bases) / log_intervals(steps)

@@ -1,5 +1,6 @@
 """What a model is doing over training: stages, algorithms and geometry; heads of checkpoints."""
 
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from iclflow.plots.style import COLOURS, COLUMN, Figure, style
 
 SHADES = ("0.93", "0.84")
 EARLY = 0.05  # of the run
+TO_THE_END = ("subspace_distance", "projector_distance", "largest_angle")  # need a last checkpoint
+MARKS = ("-", ":", "-.", "--")
 _PALE = (*COLOURS[:6], "#F0E442", "0.55", "0.3", "0.75")
 
 
@@ -168,9 +171,10 @@ def _alignment(axes: Axes, found: xr.Dataset) -> None:
 def checkpoints_figure(
     data: xr.Dataset, measure: str, *, moments: int = 5, title: str = ""
 ) -> Figure:
-    """Heat maps layer x head at some steps, one row a circuit; curves over all steps below.
+    """Heat maps layer x head at some steps, one row per circuit; curves over all steps below.
 
-    The training loss comes last, where it is known.
+    Below a distance to the last checkpoint stands the subspace speed, which needs no last one. The
+    training loss comes last, where it is known.
     """
     steps = data["step"].values
     chosen = np.unique(np.linspace(0, len(steps) - 1, min(moments, len(steps))).round().astype(int))
@@ -179,8 +183,9 @@ def checkpoints_figure(
     limits = (np.nanmin(values), np.nanmax(values)) if np.isfinite(values).any() else (0, 1)
     with style():
         with_loss = "loss" in data
-        figure = Figure(figsize=(COLUMN * 2, COLUMN * (2.1 if with_loss else 1.65)))
-        heights = (1, 1, 1.3, 0.8) if with_loss else (1, 1, 1.3)
+        with_speed = measure in TO_THE_END and "subspace_speed" in data and len(steps) > 2
+        heights = [1.0, 1.0, 1.4] + [1.1] * (with_speed + with_loss)
+        figure = Figure(figsize=(COLUMN * 2, COLUMN * (0.16 + 0.45 * sum(heights))))
         grid = figure.add_gridspec(len(heights), len(chosen), height_ratios=heights)
         image, panels = None, []
         for row, circuit in enumerate(circuits):
@@ -200,8 +205,15 @@ def checkpoints_figure(
         bar.set_label(data[measure].attrs.get("long_name", measure))
         curves = figure.add_subplot(grid[2, :])
         _curves(curves, data, measure)
+        last = curves
+        if with_speed:
+            last = figure.add_subplot(grid[3, :], sharex=curves)
+            _layer_means(last, data, "subspace_speed")
+            _labels_below(last, curves)
         if with_loss:
-            _loss_below(figure.add_subplot(grid[3, :], sharex=curves), curves, data)
+            panel = figure.add_subplot(grid[3 + with_speed, :], sharex=curves)
+            _plot_loss(panel, data)
+            _labels_below(panel, last)
         figure.suptitle(title, fontsize=8)
     return figure
 
@@ -220,6 +232,24 @@ def _ticks(panel: Axes, data: xr.Dataset, left: bool, bottom: bool, circuit: str
 
 def _curves(axes: Axes, data: xr.Dataset, measure: str) -> None:
     """The mean over the heads of each layer, a style for each circuit; drops marked."""
+    _layer_means(axes, data, measure)
+    if "mark" in data:
+        kinds = np.array([str(s).removeprefix("QK ").removeprefix("OV ")
+                          for s in data["mark_source"].values])  # fmt: skip
+        for kind, line in zip(dict.fromkeys(kinds.tolist()), MARKS, strict=False):
+            for i, mark in enumerate(data["mark"].values[kinds == kind]):
+                axes.axvline(mark, color="0.6", linewidth=0.7, linestyle=line, zorder=0,
+                             label=f"mark: {kind}" if i == 0 else None)  # fmt: skip
+    steps = np.asarray(data["step"], float)
+    if len(steps) > 2 and steps[-1] > 20 * max(steps[1], 1):
+        axes.set_xscale("symlog", linthresh=max(steps[1], 1), linscale=0.4)
+    axes.set_xlim(steps[0], steps[-1] if len(steps) > 1 else steps[0] + 1)
+    axes.set_xlabel("step")
+    axes.legend(ncols=3, fontsize=6, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+
+
+def _layer_means(axes: Axes, data: xr.Dataset, measure: str) -> None:
+    """A curve for each layer and circuit."""
     colours = ListedColormap(_layer_colours(data.sizes["layer"]))
     steps = np.asarray(data["step"], float)
     for circuit, line in zip(data["circuit"].values, ("-", "--"), strict=False):
@@ -230,30 +260,23 @@ def _curves(axes: Axes, data: xr.Dataset, measure: str) -> None:
             edge = j in (0, data.sizes["layer"] - 1)
             axes.plot(steps, curve, line, marker=".", markersize=3, color=colours(j),
                       label=label if few or edge else None)  # fmt: skip
-    if "mark" in data:
-        kinds = np.array([str(s).removeprefix("QK ").removeprefix("OV ")
-                          for s in data["mark_source"].values])  # fmt: skip
-        for kind, line in zip(dict.fromkeys(kinds.tolist()), ("-", ":", "-."), strict=False):
-            for i, mark in enumerate(data["mark"].values[kinds == kind]):
-                axes.axvline(mark, color="0.6", linewidth=0.7, linestyle=line, zorder=0,
-                             label=f"mark: {kind}" if i == 0 else None)  # fmt: skip
-    if len(steps) > 2 and steps[-1] > 20 * max(steps[1], 1):
-        axes.set_xscale("symlog", linthresh=max(steps[1], 1), linscale=0.4)
-    axes.set_xlim(steps[0], steps[-1] if len(steps) > 1 else steps[0] + 1)
-    axes.set_xlabel("step")
-    axes.set_ylabel(f"{data[measure].attrs.get('long_name', measure)}\nmean over heads")
-    axes.legend(ncols=3, fontsize=6, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    name = str(data[measure].attrs.get("long_name", measure))
+    axes.set_ylabel("\n".join([*textwrap.wrap(name, 26), "mean over heads"]))
 
 
-def _loss_below(axes: Axes, curves: Axes, data: xr.Dataset) -> None:
+def _labels_below(axes: Axes, above: Axes) -> None:
+    """Move the label and the numbers of the common axis to the lower one of two panels."""
+    axes.set_xlabel(above.get_xlabel())
+    above.set_xlabel("")
+    above.tick_params(labelbottom=False)
+
+
+def _plot_loss(axes: Axes, data: xr.Dataset) -> None:
     """The loss on the same steps, with its drops."""
     axes.plot(data["loss_step"], data["loss"], color="black", linewidth=0.9)
     for mark in data["mark"].values[data["mark_source"].values == "loss"]:
         axes.axvline(mark, color="0.6", linewidth=0.7, zorder=0)
     axes.set_ylabel("training loss")
-    axes.set_xlabel(curves.get_xlabel())
-    curves.set_xlabel("")
-    curves.tick_params(labelbottom=False)
     ends = [*np.asarray(data["step"], float), *np.asarray(data["loss_step"], float)]
     axes.set_xlim(min(ends), max(ends))
 

@@ -113,7 +113,7 @@ def growing_series(tmp_path):
 
 def test_measures_over_steps_have_the_constructed_values(growing_series):
     names = ["norm", "effective_rank", "stable_rank", "subspace_distance", "projector_distance"]
-    names += ["largest_angle", "step_distance", "top_singular_value"]
+    names += ["largest_angle", "step_distance", "subspace_speed", "top_singular_value"]
     names += ["marginalised_effective_rank", "tracked_effective_rank"]
     data = measure_series(
         find_series(growing_series),
@@ -139,6 +139,13 @@ def test_measures_over_steps_have_the_constructed_values(growing_series):
     np.testing.assert_allclose(qk["projector_distance"], 0, atol=1e-6)
     np.testing.assert_allclose(qk["step_distance"][1:], 0, atol=1e-6)
     assert np.isnan(qk["step_distance"][0]).all()
+    assert np.isnan(ov["subspace_speed"][0])
+    moved = ov["step_distance"].values[1:]
+    assert moved.max() > 0.1
+    steps = np.arange(1, 11)  # step 0 stands at half of step 1
+    np.testing.assert_allclose(
+        ov["subspace_speed"][1:], moved / np.log(steps / np.r_[0.5, steps[:-1]]), rtol=1e-12
+    )
     tensors = growing(0)[0]
     product = tensors["blocks.0.attn.W_Q"][1] @ tensors["blocks.0.attn.W_K"][1].T
     _, s, _ = np.linalg.svd(product)

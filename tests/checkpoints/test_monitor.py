@@ -33,7 +33,8 @@ def linear_network(steps, rate=0.1, seed=0):
 
 @pytest.fixture(scope="module")
 def watched():
-    monitor = Monitor(measures=["norm", "effective_rank", "step_distance"], rank=1, budget=1e9)
+    names = ["norm", "effective_rank", "step_distance", "subspace_speed"]
+    monitor = Monitor(measures=names, rank=1, budget=1e9)
     for step, loss, weights in linear_network(1000):
         monitor(step, loss=loss, weights=weights)
     return monitor
@@ -58,6 +59,8 @@ def test_the_dataset_has_log_spaced_steps_and_the_final_rank(watched):
     assert data["drop_step"].size == 3
     assert float(data["drop_confidence"].min()) > 0.5
     assert data["step_distance"][0].isnull().all()
+    apart = np.log(steps[2:] / steps[1:-1])[:, None]
+    np.testing.assert_allclose(data["subspace_speed"][2:], data["step_distance"][2:] / apart)
     assert data["loss"].size < 250
     assert data["loss"].attrs["units"] == "1"
 

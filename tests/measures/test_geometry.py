@@ -175,6 +175,19 @@ def test_consecutive_distances_need_no_last_checkpoint():
     np.testing.assert_allclose(dg.consecutive_distances(bases), expected, rtol=1e-12)
 
 
+def test_the_speed_of_a_turning_subspace_does_not_depend_on_how_often_it_is_saved():
+    """A line that turns by `rate` per unit of ln(step): the speed is `rate` to second order."""
+    rate = 0.7
+    for count in (200, 400):
+        steps = np.geomspace(1, 100, count)
+        angle = rate * np.log(steps)
+        bases = jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1)[:, None]
+        largest = rate * np.log(100) / (count - 1)  # the sine of a step instead of the step
+        np.testing.assert_allclose(dg.subspace_speed(bases, steps), rate, rtol=largest**2 / 5)
+    from_zero = dg.subspace_speed(bases[:3], np.array([0.0, 8.0, 16.0]))
+    np.testing.assert_allclose(from_zero, dg.consecutive_distances(bases[:3]) / np.log(2))
+
+
 def test_bad_subspace_size_is_refused():
     with pytest.raises(ValueError, match="between 1 and 3"):
         dg.right_basis(jnp.eye(3), 4)
