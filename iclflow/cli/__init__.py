@@ -1,6 +1,7 @@
 """The command line: `iclflow COMMAND ...`. No science inside; each command imports it when run."""
 
 import argparse
+import gc
 import importlib
 import io
 import os
@@ -37,6 +38,7 @@ COMMANDS = {
 LEVELS = {"theory": 0, "simulate": 1, "diagnose": 1, "train": 1, "compare": 1, "plan": 1}
 
 LINE = 500  # characters of a message at most
+OBJECTS = 50_000  # new objects between two searches for garbage
 
 EXAMPLES = """examples:
   iclflow reproduce fig3 --quick
@@ -103,6 +105,9 @@ def build_parser(command: str | None = None) -> Parser:
 
 def program() -> NoReturn:
     """The command `iclflow` of the shell."""
+    # Imports and JAX's tracing make objects by the hundred thousand, nearly all of which stay. To
+    # look through them for garbage as often as Python does by default takes a tenth of a command.
+    gc.set_threshold(OBJECTS, *gc.get_threshold()[1:])
     leave(main())
 
 

@@ -268,14 +268,27 @@ def draw_model(init: AbstractInitialiser, key: PRNGKeyArray) -> AbstractModel:
     return init(key)
 
 
-def draw_models(init: AbstractInitialiser, seeds: Sequence[int]) -> AbstractModel:
-    """The models of the seeds, stacked; seed s is `init(jax.random.key(s))`, as in a sweep."""
-    return _draw_models(init, jnp.asarray(np.asarray(seeds, np.uint32)))
+def draw_models(
+    init: AbstractInitialiser, seeds: Sequence[int] | np.ndarray, axis: Any = None
+) -> AbstractModel:
+    """The models of the seeds, stacked along a new first axis.
+
+    This is how every sweep draws its initial weights, so a model drawn here is the one that is
+    trained there.
+
+    - `init`: the initialiser; where each seed has its own, their arrays are stacked.
+    - `seeds`: seed s draws `init(jax.random.key(s))`.
+    - `axis`: None where all seeds share one initialiser, `eqx.if_array(0)` for a stack of them.
+    """
+    return _draw_models(init, jnp.asarray(np.asarray(seeds, np.uint32)), axis)
 
 
 @eqx.filter_jit
-def _draw_models(init: AbstractInitialiser, seeds: UInt32[Array, " S"]) -> AbstractModel:
-    return eqx.filter_vmap(lambda seed: init(jax.random.key(seed)))(seeds)
+def _draw_models(init: AbstractInitialiser, seeds: UInt32[Array, " S"], axis: Any) -> AbstractModel:
+    def one(init: AbstractInitialiser, seed: UInt32[Array, ""]) -> AbstractModel:
+        return init(jax.random.key(seed))
+
+    return eqx.filter_vmap(one, in_axes=(axis, 0))(init, seeds)
 
 
 @once_a_kind

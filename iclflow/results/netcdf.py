@@ -1,12 +1,14 @@
 """Datasets on disk: NetCDF, written whole or not at all, never over a different run."""
 
 import gc
+import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import xarray as xr
+from xarray.backends import H5NetCDFStore
 
 from iclflow.results.files import replacing
 from iclflow.results.reading import require_regular
@@ -55,10 +57,17 @@ def replace(dataset: xr.Dataset, path: Path | str) -> Path:
         name: {"zlib": True, "complevel": 4} for name, v in dataset.items() if v.size > 1000
     }
     dataset = dataset.assign_attrs({"Conventions": "CF-1.11"} | dataset.attrs)
-    # Laid out in memory: HDF5 brings the process down when it meets a full disk.
-    data = dataset.to_netcdf(engine="h5netcdf", encoding=encoding)
+    # The file is laid out in memory, because HDF5 ends the process when the disk is full. The store
+    # is made here rather than by `to_netcdf`, which imports Dask's scheduler to look for its locks:
+    # a third of a second at every start. Nobody else knows this buffer, so it needs no lock.
+    buffer = io.BytesIO()
+    store = H5NetCDFStore.open(buffer, mode="w", lock=False)
+    try:
+        dataset.compute().dump_to_store(store, encoding=encoding)
+    finally:
+        store.close()
     with replacing(path) as partial:
-        partial.write_bytes(data)
+        partial.write_bytes(buffer.getbuffer())
     return path
 
 

@@ -13,6 +13,7 @@ from jaxtyping import PRNGKeyArray
 from iclflow.dynamics import Descent
 from iclflow.losses import AbstractLoss
 from iclflow.losses.changing import piece_at
+from iclflow.models import draw_models
 from iclflow.runs import cost
 from iclflow.runs.fused.engine import VMAP, Fused, unfit, why_not
 from iclflow.runs.fused.values import CannotFuse
@@ -85,6 +86,10 @@ class BatchResult:
 class Disk(Protocol):
     """Where the progress of a batch is kept."""
 
+    def keeps(self, pieces: int) -> bool:
+        """Whether a batch of so many pieces is worth keeping."""
+        ...
+
     def agree(self, number: int, batch: Batch, pieces: int) -> tuple[Batch, int]:
         """The engine and the pieces that the batch was begun with; those given, if it was not."""
         ...
@@ -104,9 +109,10 @@ def run_batch(
     disk: Disk | None,
 ) -> BatchResult:
     """Train a batch to the last mark, or to where Ctrl-C stops it; raised before the first."""
-    progress = BatchProgress(_start(batch.parts, batch.axes, batch.seeds, batch.weights, key), {})
+    progress = BatchProgress(_start(batch, key), {})
     engine = choose(batch, progress.state, marks, recording.functions)
     count = pieces(_seconds(batch, engine.kind, marks), disk is not None)
+    disk = disk if disk is not None and disk.keeps(count) else None
     if disk is not None:
         kept, count = disk.agree(number, dataclasses.replace(batch, engine=engine.kind), count)
         if kept.engine != engine.kind:
@@ -338,21 +344,28 @@ def _empty(like: Any, shape: tuple[int, ...], count: int) -> np.ndarray:
     return np.full((like.shape[0], count, *shape), np.nan, kind)
 
 
+def _start(batch: Batch, key: PRNGKeyArray | None) -> Any:
+    """The states of a batch at its start."""
+    (loss, init, dynamics), (loss_axis, init_axis, dynamics_axis) = batch.parts, batch.axes
+    models = draw_models(init, batch.weights, init_axis)
+    return _begun(loss, dynamics, models, batch.seeds, key, (loss_axis, dynamics_axis))
+
+
 @eqx.filter_jit
-def _start(parts, axes, seeds, weights, key) -> Any:
-    def one(loss: Any, init: Any, how: Any, seed: Any, weight: Any) -> Any:
+def _begun(losses, dynamics, models, seeds, key, axes) -> Any:
+    def one(loss: Any, how: Any, model: Any, seed: Any) -> Any:
         own = jax.random.key(seed)
         noise = own if key is None else jax.random.fold_in(key, seed)
-        return how.init(loss, init(jax.random.key(weight)), noise)
+        return how.init(loss, model, noise)
 
-    state = eqx.filter_vmap(one, in_axes=(*axes, 0, 0))(*parts, seeds, weights)
-    return one_clock(parts[2], state)
+    in_axes = (*axes, eqx.if_array(0), 0)
+    state = eqx.filter_vmap(one, in_axes=in_axes)(losses, dynamics, models, seeds)
+    return one_clock(dynamics, state)
 
 
 def blank_state(batch: Batch) -> Any:
     """A state of the shape that the batch has at its start, made without computing one."""
-    parts = (batch.parts, batch.axes, batch.seeds, batch.weights, None)
-    shapes = eqx.filter_eval_shape(_start, *parts)
+    shapes = eqx.filter_eval_shape(_start, batch, None)
 
     def blank(like: Any) -> Any:
         if not isinstance(like, jax.ShapeDtypeStruct):

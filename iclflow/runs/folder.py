@@ -4,6 +4,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,15 @@ class RunFolder:
     the weights (Adam) and the record, twice that while it is written.
     """
 
-    def __init__(self, folder: Path | str, settings: Any) -> None:
-        """The folder, and what the sweep in it must be; refused if it holds another."""
-        self.folder, self.key = Path(folder), content_key(settings)
+    def __init__(self, folder: Path | str, settings: Callable[[], Any]) -> None:
+        """The folder, and what the sweep in it must be; refused if it holds another.
+
+        - `folder`: made if it is not there.
+        - `settings`: gives the settings and the code of the sweep. It is called only if something
+          is read from the folder or written to it, because to read the code takes longer than a
+          short run.
+        """
+        self.folder, self.settings = Path(folder), settings
         self.saved, self.sizes = time.monotonic(), None
         self.begun: dict[str, list[Any]] = {}  # number of a batch -> its engine and pieces
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -53,10 +60,24 @@ class RunFolder:
                 if kinds not in ([str, int], [type(None), int]):
                     raise ValueError(f"{where}: 'begun' of batch {number} needs engine and pieces")
 
+    @cached_property
+    def key(self) -> str:
+        """A name for the sweep that this folder is for."""
+        return content_key(self.settings())
+
+    def keeps(self, pieces: int) -> bool:
+        """Whether a batch of so many pieces is kept here.
+
+        A sweep of one batch in one piece is not: it is over before its first state would be saved.
+        """
+        return pieces > 1 or len(self.sizes or ()) > 1 or bool(self.begun)
+
     def begin(self, sizes: Sequence[int]) -> None:
-        """Keep the sizes of the batches: with other free memory they would be others."""
+        """Take the sizes of the batches, which are kept with the first batch that begins.
+
+        With other free memory they would be others.
+        """
         self.sizes = list(sizes)
-        self._write_plan()
 
     def agree(self, number: int, batch: Batch, pieces: int) -> tuple[Batch, int]:
         """The engine and the pieces that a batch was begun with; those given, if it was not.

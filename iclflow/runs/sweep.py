@@ -94,7 +94,8 @@ def sweep(
       same bits. A name that ends in `.zarr` is a store for many cells: each block of them is
       written when it is done, cells that are there are not computed again, values of axes and
       seeds can be added later, and the Dataset reads from it as it is needed. Any other name is a
-      folder that keeps the states of a sweep which fits in memory, between the pieces of its runs.
+      folder that keeps the states of a sweep which fits in memory, between the pieces of its runs;
+      a run that is over in a fraction of a second leaves nothing there and is repeated.
       What holds another sweep is refused.
     - `client`: a `distributed.Client`. Its cluster computes, and this process writes into `store`.
     - `observers`: objects that look on between the pieces of a run, as `Snapshots`.
@@ -166,9 +167,13 @@ def in_memory(
     ]
     disk = None
     if folder is not None:
-        points = [cells.text(place) for place in cells.places()]
-        about = {"settings": cells.about, "points": points, "seeds": cells.numbers}
-        disk = RunFolder(folder, about | {"code": code_key(__name__)})
+
+        def settings() -> dict[str, Any]:
+            points = [cells.text(place) for place in cells.places()]
+            about = {"settings": cells.about, "points": points, "seeds": cells.numbers}
+            return about | {"code": code_key(__name__)}
+
+        disk = RunFolder(folder, settings)
     sizes = None if disk is None else disk.sizes
     plan = planned(entries, cells.numbers, sizes)
     kept = 0  # what cannot be recorded, or kept in memory, is said before anything runs

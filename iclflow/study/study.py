@@ -17,7 +17,7 @@ from iclflow.measures import first_crossings
 from iclflow.models import (
     AbstractInitialiser,
     AbstractModel,
-    draw_model,
+    draw_models,
     empty_model,
 )
 from iclflow.results.progress import Progress
@@ -227,9 +227,16 @@ class Study:
 
     def _starts(self, seeds: Iterable[int]) -> Iterator[AbstractModel]:
         """The initial weights of each seed."""
+        first, same = self.settings.seed, self.settings.vary == "data"
         for seed in seeds:
-            number = self.settings.seed if self.settings.vary == "data" else int(seed)
-            yield draw_model(self.init, jax.random.key(number))
+            place = 0 if same else int(seed) - first
+            yield jax.tree.map(lambda a, place=place: a[place], self._models)
+
+    @cached_property
+    def _models(self) -> AbstractModel:
+        """The initial weights of all seeds, drawn by the program that the sweep draws them with."""
+        first = self.settings.seed
+        return jax.device_get(draw_models(self.init, range(first, first + self.settings.seeds)))
 
     def title(self) -> str:
         """One line that names the experiment."""

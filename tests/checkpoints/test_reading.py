@@ -242,7 +242,7 @@ def test_a_damaged_plan_of_a_run_is_one_line(tmp_path):
     for text in ("{}", "[]", '{"content_key": 3}', "{", ""):
         (tmp_path / "plan.json").write_text(text)
         with pytest.raises(ValueError, match=re.escape(str(tmp_path / "plan.json"))):
-            RunFolder(tmp_path, {"a": 1})
+            RunFolder(tmp_path, lambda: {"a": 1})
 
 
 # --- curves that fail -----------------------------------------------------------------------------

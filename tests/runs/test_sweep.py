@@ -319,7 +319,9 @@ def test_what_is_recorded_counts_in_the_size_of_a_batch(monkeypatch, record):
     assert found == [2, 2]
 
 
-def test_a_store_knows_a_function_by_its_code(tmp_path):
+def test_a_store_knows_a_function_by_its_code(tmp_path, monkeypatch):
+    monkeypatch.setattr("iclflow.runs.plan.SAVE_EVERY", 0.0)  # a run of many pieces is kept
+
     def power(n):
         return {"loss": "loss", "power": lambda model, loss: jnp.sum(model.keys**n)}
 
@@ -329,6 +331,13 @@ def test_a_store_knows_a_function_by_its_code(tmp_path):
     xr.testing.assert_identical(first, again)
     with pytest.raises(ValueError, match="holds another run"):
         sweep(LOSS, INIT, DESCENT, record=power(3), **options)
+
+
+def test_a_run_that_is_over_before_it_would_be_saved_leaves_nothing_behind(tmp_path):
+    folder = tmp_path / "run"
+    first = sweep(LOSS, INIT, DESCENT, until=5, store=folder)
+    assert list(folder.iterdir()) == []
+    xr.testing.assert_identical(first, sweep(LOSS, INIT, DESCENT, until=5, store=folder))
 
 
 def test_an_interrupt_before_the_second_batch_keeps_the_first(monkeypatch):
