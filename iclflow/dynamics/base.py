@@ -74,7 +74,12 @@ def marks_until(
         return marks
     if isinstance(marks, Tracer):
         raise ValueError("a curriculum needs save points that are known numbers, not traced ones")
-    changes = dynamics.as_marks(np.asarray(jumps))
+    try:
+        changes = dynamics.as_marks(np.asarray(jumps))
+    except ValueError as error:
+        raise ValueError(
+            f"the loss jumps at {', '.join(f'{j:g}' for j in jumps)}: {error}"
+        ) from None
     return np.union1d(marks, changes[changes <= marks[-1]])
 
 

@@ -17,6 +17,7 @@ from iclflow.dynamics.optimisers import AbstractOptimiser, GradientDescent, Opta
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
 from iclflow.results.trajectory import RESULTS, Trajectory, log_steps
+from iclflow.tasks.checks import require_real, shown
 
 EXPLODED = 1e6  # a loss this many times its start (plus one) will not come back
 LONGEST = 2**26  # steps of a schedule that are searched for a time
@@ -96,7 +97,7 @@ class Descent(AbstractDynamics):
 
     def __init__(self, rate: ArrayLike | Callable[[Any], Any], optimiser: Any = None) -> None:
         """Rate η, or a function of the step, and update rule."""
-        self.rate = rate if callable(rate) else jnp.asarray(rate, dtype=float)
+        self.rate = rate if callable(rate) else require_real("rate", rate, ndim=0)
         optimiser = GradientDescent() if optimiser is None else optimiser
         made = isinstance(optimiser, optax.GradientTransformation)
         if made or (callable(optimiser) and not isinstance(optimiser, AbstractOptimiser)):
@@ -131,7 +132,7 @@ class Descent(AbstractDynamics):
         if not self.keeps_time:
             return jnp.asarray(marks, float)
         if not callable(self.rate):
-            return 2 * self.rate * jnp.asarray(marks, self.rate.dtype)
+            return self.rate * (2 * jnp.asarray(marks, self.rate.dtype))  # step 0 is time 0
         flat = jnp.asarray(marks)
         return _elapsed(self.rate_at, flat.reshape(-1)).reshape(flat.shape)
 
@@ -165,14 +166,17 @@ class Descent(AbstractDynamics):
         if isinstance(marks, Tracer):
             return marks.astype(int)
         found = np.asarray(marks)
-        whole = np.issubdtype(found.dtype, np.number) and np.isfinite(found).all()
+        if found.dtype == object and all(type(mark) is int for mark in found.flat):
+            found = found.astype(float)  # whole numbers beyond 64 bits
+        whole = found.dtype.kind in "fiu" and np.isfinite(found).all()
         if not whole or np.any(found != np.round(found)):
-            raise ValueError("Descent counts whole steps; for times t/τ use Flow")
-        if found.size and found.max() > np.iinfo(jax.dtypes.canonicalize_dtype(np.int64)).max:
             raise ValueError(
-                f"{found.max():g} steps are more than this precision counts; put "
-                f'jax.config.update("jax_enable_x64", True) at the top of the program'
+                f"Descent counts whole steps, got {shown(marks)}; for times t/τ use Flow"
             )
+        if found.size and found.max() >= np.iinfo(jax.dtypes.canonicalize_dtype(np.int64)).max:
+            advice = '; put jax.config.update("jax_enable_x64", True) at the top of the program'
+            advice *= not jax.config.read("jax_enable_x64")
+            raise ValueError(f"{found.max():g} steps are more than can be counted{advice}")
         return found.astype(int)
 
     def init(self, loss: AbstractLoss, model: AbstractModel, key: PRNGKeyArray) -> DescentState:

@@ -13,6 +13,7 @@ from iclflow.dynamics.base import AbstractDynamics, Recorder
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
 from iclflow.results.trajectory import RESULTS, Trajectory
+from iclflow.tasks.checks import require_real, require_size, shown
 
 NO_STEP = 100  # units of the last place of the time, in which weights that diverge change
 
@@ -68,8 +69,8 @@ def slope(loss: AbstractLoss, model: AbstractModel) -> AbstractModel:
     return jax.tree.map(lambda g: -0.5 * g, gradient)
 
 
-def _real(value: ArrayLike) -> Any:
-    return jnp.asarray(value, float)
+def _tolerance(value: ArrayLike) -> Any:
+    return require_real("tolerance", value)
 
 
 class Flow(AbstractDynamics):
@@ -93,15 +94,15 @@ class Flow(AbstractDynamics):
     True
     """
 
-    tolerance: Float[Array, "*runs"] = eqx.field(converter=_real, default=1e-9)
+    tolerance: Float[Array, "*runs"] = eqx.field(converter=_tolerance, default=1e-9)
     max_steps: int = eqx.field(static=True, default=200_000)
     solver: Any = None
 
     def __check_init__(self) -> None:
-        if not isinstance(self.tolerance, Tracer) and not np.all(np.asarray(self.tolerance) > 0):
-            raise ValueError(f"the tolerance must be positive, got {self.tolerance}")
-        if self.max_steps < 1:
-            raise ValueError(f"the flow needs at least one step, got {self.max_steps}")
+        known = not isinstance(self.tolerance, Tracer)
+        if known and not np.all(np.isfinite(self.tolerance) & (np.asarray(self.tolerance) > 0)):
+            raise ValueError(f"the tolerance must be a positive number, got {self.tolerance}")
+        require_size("max_steps", self.max_steps)
 
     def admits(self, loss: AbstractLoss, model: AbstractModel) -> str | None:
         if loss.stochastic:
@@ -123,7 +124,12 @@ class Flow(AbstractDynamics):
         return np.concatenate([np.zeros(1), np.geomspace(1e-4, 1.0, max(2, count - 1))]) * until
 
     def as_marks(self, marks: Any) -> Any:
-        return marks.astype(float) if isinstance(marks, Tracer) else np.asarray(marks, float)
+        if isinstance(marks, Tracer):
+            return marks.astype(float)
+        found = np.asarray(marks)
+        if found.dtype.kind not in "fiu" or not np.isfinite(found).all():
+            raise ValueError(f"a flow needs times t/τ that are finite numbers, got {shown(marks)}")
+        return found.astype(float)
 
     def init(self, loss: AbstractLoss, model: AbstractModel, key: PRNGKeyArray) -> FlowState:
         del loss, key

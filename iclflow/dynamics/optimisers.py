@@ -6,7 +6,18 @@ from typing import Any
 import equinox as eqx
 import jax
 import optax
+from jax.core import Tracer
 from jaxtyping import Array, Float
+
+from iclflow.tasks.checks import require_real, require_within, shown
+
+
+def _require_share(name: str, value: Any) -> None:
+    """Refuse what cannot be the share of a running sum that a step keeps."""
+    found = require_real(name, value, ndim=0)
+    require_within(name, found, lower=0.0, upper=1.0)
+    if not isinstance(found, Tracer) and found == 1:
+        raise ValueError(f"{name} must be below 1, or the first steps are remembered for ever")
 
 
 class AbstractOptimiser(eqx.Module):
@@ -57,6 +68,12 @@ class Momentum(AbstractOptimiser):
     decay: float | Float[Array, ""] = 0.9
     nesterov: bool = eqx.field(static=True, default=False)
 
+    def __check_init__(self) -> None:
+        decay = require_real("decay", self.decay, ndim=0)
+        require_within("decay", decay, lower=0.0, upper=1.0)
+        if not isinstance(self.nesterov, bool):
+            raise ValueError(f"nesterov must be True or False, got {shown(self.nesterov)}")
+
     def transformation(self, rate: Float[Array, ""]) -> optax.GradientTransformation:
         return optax.sgd(rate, momentum=self.decay, nesterov=self.nesterov)  # pyright: ignore
 
@@ -77,6 +94,12 @@ class Adam(AbstractOptimiser):
     b2: float | Float[Array, ""] = 0.999
     eps: float | Float[Array, ""] = 1e-8
     weight_decay: float | Float[Array, ""] = 0.0
+
+    def __check_init__(self) -> None:
+        _require_share("b1", self.b1)
+        _require_share("b2", self.b2)
+        for name in ("eps", "weight_decay"):
+            require_within(name, require_real(name, getattr(self, name), ndim=0), lower=0.0)
 
     def transformation(self, rate: Float[Array, ""]) -> optax.GradientTransformation:
         fields: dict[str, Any] = {"b1": self.b1, "b2": self.b2, "eps": self.eps}

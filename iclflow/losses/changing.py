@@ -19,6 +19,7 @@ from iclflow.losses.base import AbstractLoss
 from iclflow.losses.population import Population
 from iclflow.models import AbstractModel
 from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.checks import require_real
 
 
 class Curriculum(AbstractLoss):
@@ -167,7 +168,12 @@ class Drift(AbstractLoss):
         return self.at(0).stochastic
 
     def at(self, mark: ArrayLike) -> AbstractLoss:
-        return _as_loss(self.function(jnp.asarray(mark)), "a drift")
+        found = _as_loss(self.function(jnp.asarray(mark)), "a drift")
+        if changes(found):
+            raise ValueError(
+                f"a {type(found).__name__} inside a drift; the function itself says what changes"
+            )
+        return found
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         return self.at(0)(model)
@@ -203,8 +209,10 @@ class Blend(AbstractLoss):
 
     def __init__(self, losses: Sequence[Any], shares: Any) -> None:
         """State the losses and their shares."""
+        if not np.iterable(losses):
+            raise ValueError(f"a blend is made of a list of losses, got {type(losses).__name__}")
         self.losses = tuple(_as_loss(loss, "a blend") for loss in losses)
-        self.shares = jnp.asarray(shares, float)
+        self.shares = require_real("shares", shares)
         if self.shares.shape != (len(self.losses),) or not self.losses:
             raise ValueError(
                 f"a blend needs one share per loss, got {len(self.losses)} losses and shares of "
@@ -213,7 +221,7 @@ class Blend(AbstractLoss):
         traced = isinstance(self.shares, Tracer)
         if not traced and not np.all(np.isfinite(self.shares) & (np.asarray(self.shares) >= 0)):
             raise ValueError(f"shares must be numbers of at least 0, got {self.shares}")
-        if any(len(loss.pieces) > 1 or loss.drifts for loss in self.losses):
+        if any(changes(loss) for loss in self.losses):
             raise ValueError("a blend is of losses that do not change; give Drift a Blend instead")
 
     @property
@@ -237,6 +245,18 @@ class Blend(AbstractLoss):
 
     def scratch(self) -> int:
         return sum(loss.scratch() for loss in self.losses)
+
+
+def changes(loss: AbstractLoss) -> bool:
+    """Whether a loss is another one later in training, by jumps or smoothly.
+
+    >>> import iclflow as icl
+    >>> from iclflow.losses.changing import changes
+    >>> task = icl.Task([0.5, 0.3], context=15)
+    >>> changes(icl.Population(task)), changes(icl.Curriculum({0: task, 400: task}))
+    (False, True)
+    """
+    return loss.drifts or len(loss.pieces) > 1
 
 
 def piece_at(loss: AbstractLoss, mark: float) -> tuple[int, AbstractLoss, float]:

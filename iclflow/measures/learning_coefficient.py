@@ -14,6 +14,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -104,17 +105,20 @@ def learning_coefficient(
     """
     kept = getattr(loss, "whole", loss)  # the loss of all prompts from which minibatches are drawn
     count = getattr(kept, "count", SAMPLES) if samples is None else samples
-    if count < 3:
-        raise ValueError(f"samples must be at least 3, so that n/ln n grows, got {count}")
-    for name, value, least in (("chains", chains, 2), ("draws", draws, 4), ("leaps", leaps, 1)):
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
-    if not localisation > 0:
-        raise ValueError(
-            f"localisation must be above 0, or the chains walk away, got {localisation}"
-        )
-    if step is not None and not step > 0:
-        raise ValueError(f"step must be above 0, got {step}")
+    sizes = (
+        ("samples", SAMPLES if samples is None else samples, 3),  # n/ln n grows from there on
+        ("chains", chains, 2),
+        ("draws", draws, 4),
+        ("leaps", leaps, 1),
+        ("burn", 0 if burn is None else burn, 0),
+    )
+    for name, value, least in sizes:
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not whole or value < least:
+            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    for name, value in (("localisation", localisation), ("step", 1.0 if step is None else step)):
+        if np.ndim(value) or np.asarray(value).dtype.kind not in "fiu" or not 0 < value < np.inf:
+            raise ValueError(f"{name} must be a number above 0, got {value!r}")
     weights, static = eqx.partition(model, eqx.is_inexact_array)
     if not jax.tree.leaves(weights):
         raise ValueError(f"{type(model).__name__} has no weights; give the model, not a function")

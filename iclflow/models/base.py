@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 from iclflow.linalg import contract
 from iclflow.models.kinds import once_a_kind
 from iclflow.results.display import Displayed, is_concrete
-from iclflow.tasks.checks import require_real, require_size, require_within, shown
+from iclflow.tasks.checks import require_kind, require_real, require_size, require_within, shown
 from iclflow.tasks.prompt import Prompt
 
 Pairs = tuple[Float[Array, " H"], Float[Array, "H R D"], Float[Array, "H R D"]]  # v, k, q
@@ -325,6 +325,11 @@ def dims_of(source: Any) -> tuple[int, int]:
     raise ValueError(
         f"an initialiser needs the sizes of a task, of prompts or of a loss, or (D, O), got {said}"
     )
+
+
+def require_blocks(blocks: Any) -> Blocks:
+    """The word that says whether the zero blocks are trained."""
+    return require_kind("blocks", blocks, Blocks, "")
 
 
 def require_scale(name: str, scale: Any) -> Float[Array, ""]:

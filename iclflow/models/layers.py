@@ -4,6 +4,7 @@ The equation numbers (D1), (D2), … are those of the page on depth.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Self
 
 import equinox as eqx
@@ -143,7 +144,6 @@ class Layers(AbstractModel):
         - `tied`: whether all layers share one set of weights (a looped model).
         - `scale`: the init scale w of each layer.
         """
-        layers = require_size("layers", layers)
         if rank is None:
             inner = Merged.initialiser(source, heads=heads, scale=scale, blocks=Blocks.FROZEN)
         else:
@@ -192,7 +192,7 @@ class LayersInitialiser(AbstractInitialiser):
     """See `Layers.initialiser`; `inner` draws one layer."""
 
     inner: AbstractInitialiser
-    layers: int = eqx.field(static=True)
+    layers: int = eqx.field(static=True, converter=partial(require_size, "layers"))
     tied: bool = eqx.field(static=True)
 
     @eqx.filter_jit

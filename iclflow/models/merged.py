@@ -1,5 +1,6 @@
 """Linear attention with merged key and query, ATTN_M (7)(M)."""
 
+from functools import partial
 from typing import Any, Self
 
 import equinox as eqx
@@ -13,9 +14,10 @@ from iclflow.models.base import (
     AbstractInitialiser,
     Blocks,
     dims_of,
+    require_blocks,
     require_scale,
 )
-from iclflow.tasks.checks import require_kind, require_real, require_size, require_within
+from iclflow.tasks.checks import require_real, require_size, require_within
 
 
 class Merged(AbstractAttention):
@@ -67,12 +69,7 @@ class Merged(AbstractAttention):
         - `scale`: the init scale w, the norm of every layer.
         - `blocks`: whether the zero blocks are trained.
         """
-        return MergedInitialiser(
-            require_scale("scale", scale),
-            require_size("heads", heads),
-            *dims_of(source),
-            require_kind("blocks", blocks, Blocks, ""),
-        )
+        return MergedInitialiser(require_scale("scale", scale), heads, *dims_of(source), blocks)
 
     @classmethod
     def linear_transformer(
@@ -104,14 +101,12 @@ class Merged(AbstractAttention):
             )
         first = require_real("scale", scale, ndim=0)
         second = first if query_scale is None else require_real("query_scale", query_scale, ndim=0)
-        for name, value in (("scale", first), ("query_scale", second)):
-            require_within(name, value)
         return LinearTransformerInitialiser(
             scale=first,
             query_scale=second,
             spread=require_scale("spread", spread),
             size=size,
-            blocks=require_kind("blocks", blocks, Blocks, ""),
+            blocks=blocks,
         )
 
     def reduce(self) -> Self:
@@ -161,10 +156,13 @@ class MergedInitialiser(AbstractInitialiser):
     """See `Merged.initialiser`."""
 
     scale: Float[Array, ""]
-    heads: int = eqx.field(static=True)
+    heads: int = eqx.field(static=True, converter=partial(require_size, "heads"))
     size: int = eqx.field(static=True)
     outputs: int = eqx.field(static=True)
-    blocks: Blocks = eqx.field(static=True)
+    blocks: Blocks = eqx.field(static=True, converter=require_blocks)
+
+    def __check_init__(self) -> None:
+        require_scale("scale", self.scale)
 
     @eqx.filter_jit
     def __call__(self, key: PRNGKeyArray) -> Merged:
@@ -188,7 +186,12 @@ class LinearTransformerInitialiser(AbstractInitialiser):
     query_scale: Float[Array, ""]
     spread: Float[Array, ""]
     size: int = eqx.field(static=True)
-    blocks: Blocks = eqx.field(static=True)
+    blocks: Blocks = eqx.field(static=True, converter=require_blocks)
+
+    def __check_init__(self) -> None:
+        for name, value in (("scale", self.scale), ("query_scale", self.query_scale)):
+            require_within(name, require_real(name, value, ndim=0))
+        require_scale("spread", self.spread)
 
     @eqx.filter_jit
     def __call__(self, key: PRNGKeyArray) -> Merged:

@@ -1,5 +1,6 @@
 """Linear attention with separate key and query of rank R, ATTN_S (S)."""
 
+from functools import partial
 from typing import Any, Self
 
 import equinox as eqx
@@ -14,9 +15,10 @@ from iclflow.models.base import (
     Blocks,
     Pairs,
     dims_of,
+    require_blocks,
     require_scale,
 )
-from iclflow.tasks.checks import require_kind, require_size
+from iclflow.tasks.checks import require_size
 
 
 class Separate(AbstractAttention):
@@ -94,11 +96,7 @@ class Separate(AbstractAttention):
         - `blocks`: whether the zero blocks are trained.
         """
         return SeparateInitialiser(
-            require_scale("scale", scale),
-            require_size("heads", heads),
-            require_size("rank", rank),
-            *dims_of(source),
-            require_kind("blocks", blocks, Blocks, ""),
+            require_scale("scale", scale), heads, rank, *dims_of(source), blocks
         )
 
     def reduce(self) -> Self:
@@ -159,11 +157,14 @@ class SeparateInitialiser(AbstractInitialiser):
     """See `Separate.initialiser`."""
 
     scale: Float[Array, ""]
-    heads: int = eqx.field(static=True)
-    rank: int = eqx.field(static=True)
+    heads: int = eqx.field(static=True, converter=partial(require_size, "heads"))
+    rank: int = eqx.field(static=True, converter=partial(require_size, "rank"))
     size: int = eqx.field(static=True)
     outputs: int = eqx.field(static=True)
-    blocks: Blocks = eqx.field(static=True)
+    blocks: Blocks = eqx.field(static=True, converter=require_blocks)
+
+    def __check_init__(self) -> None:
+        require_scale("scale", self.scale)
 
     @eqx.filter_jit
     def __call__(self, key: PRNGKeyArray) -> Separate:

@@ -27,14 +27,21 @@ from iclflow.losses.changing import jumps
 from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
 from iclflow.results.provenance import describe
+from iclflow.runs.arguments import (
+    require_dynamics,
+    require_initialiser,
+    require_key,
+    require_source,
+)
 from iclflow.runs.labels import INTERRUPTED, axis_labels
 from iclflow.runs.plan import Entry, program_of
 from iclflow.runs.record import Record, by_name
+from iclflow.runs.record.weights import in_axes
 from iclflow.runs.simulate import SAVES
 from iclflow.runs.summaries import Summary, summaries_of
 from iclflow.runs.testing import TEST_LOSS, Tests, with_tests
 from iclflow.tasks.base import AbstractTask, Values
-from iclflow.tasks.checks import require_size
+from iclflow.tasks.checks import require_kind, require_real, require_size, shown
 
 SEEDS = 2**32  # seeds are whole numbers below
 SEED_BYTES = 64  # that every run takes at least: its number, place, result and end
@@ -293,10 +300,10 @@ class Starts:
     @classmethod
     def of(cls, runs: xr.Dataset, init: AbstractInitialiser) -> "Starts":
         """The starts in the Dataset of a sweep; `ValueError` if it does not have the weights."""
-        if not isinstance(runs, xr.Dataset) or "seed" not in runs.dims:
+        if not isinstance(runs, xr.Dataset) or "seed" not in runs.dims or "result" not in runs:
             raise ValueError("start needs the Dataset of an earlier sweep, with its seeds")
-        found = {}
-        for name in empty_model(init).weights():
+        found, like = {}, empty_model(init)
+        for name in like.weights():
             if f"final_{name}" in runs:
                 found[name] = runs[f"final_{name}"]
             elif name in runs and "time" in runs[name].dims:
@@ -306,12 +313,16 @@ class Starts:
                     f"start does not have the last weights ({name}); make the earlier sweep with "
                     f'final=["weights"]'
                 )
-        if "result" in runs and np.any(runs["result"].values == INTERRUPTED):
+        if np.any(runs["result"].values == INTERRUPTED):
             raise ValueError("start has runs that were interrupted; let them end first")
         lead = [str(dim) for dim in runs["result"].dims if dim != "seed"]
-        arrays = {name: one.transpose(*lead, "seed", ...).values for name, one in found.items()}
-        axes = {name: runs[name].values for name in lead}
-        return cls(axes, runs["seed"].values.astype(np.uint32), arrays)
+        # By the names of their axes: a file may have been transposed since it was written.
+        axes = like.axes()
+        arrays = {
+            name: in_axes(one, axes.get(name, ()), (*lead, "seed")) for name, one in found.items()
+        }
+        labels = {name: runs[name].values for name in lead}
+        return cls(labels, runs["seed"].values.astype(np.uint32), arrays)
 
     def at(self, place: tuple[int, ...], init: AbstractInitialiser) -> Callable[[int], Given]:
         """Seed -> its start, at a place along the axes; `init` says which model it is."""
@@ -376,7 +387,13 @@ class Grid(AbstractCells):
 
         Where a loss jumps is among the save points.
         """
-        stated: dict[str, Any] = dict(axes or {})
+        require_source(source)
+        require_initialiser(init)
+        require_dynamics(given["dynamics"])
+        require_kind("vary", given["vary"], Vary, "")
+        require_key(given["key"])
+        stated = _stated(axes)
+        fields = tuple(stated)
         starts = None if start is None else Starts.of(start, init)
         if starts is not None:
             _require_same(starts, stated)
@@ -400,7 +417,7 @@ class Grid(AbstractCells):
         changes = jumps([_loss_of(one)(int(numbers[0])) for one in sources])
         marks = marks_until(given["dynamics"], until, saveat, SAVES, changes)
         given |= {"values": values, "axes": made, "marks": marks, "start": starts}
-        given |= {"fields": tuple(axes or ()), "seeds": numbers, "init": init}
+        given |= {"fields": fields, "seeds": numbers, "init": init}
         return cls(source=source, **given)
 
     @property
@@ -549,6 +566,20 @@ class Grid(AbstractCells):
         return dataclasses.replace(self, source=source, values=values, axes=axes)
 
 
+def _stated(axes: Any) -> dict[str, Any]:
+    """The axes of a sweep by name; `ValueError` unless each has a list of values."""
+    if not isinstance(axes, Mapping | None):
+        raise ValueError(
+            f"axes is a mapping of names to lists of values, such as {{'rate': [0.1, 0.2]}}, got "
+            f"{shown(axes)}"
+        )
+    for name, values in (axes or {}).items():
+        listed = isinstance(values, Mapping) or (np.iterable(values) and hasattr(values, "__len__"))
+        if not isinstance(name, str) or isinstance(values, str | bytes) or not listed:
+            raise ValueError(f"the axis {name} needs a list of values, got {shown(values)}")
+    return dict(axes or {})
+
+
 def _require_same(starts: Starts, stated: Mapping[str, Any]) -> None:
     """Refuse axes that have other values than those of the runs to go on from."""
     for name, labels in starts.axes.items():
@@ -598,8 +629,11 @@ def _replace(thing: Any, name: str, value: Any) -> Any:
         return dataclasses.replace(thing, **{part: inside})
     old = getattr(thing, name)
     if eqx.is_array(old) and not callable(value):
-        return eqx.tree_at(lambda t: getattr(t, name), thing, jnp.asarray(value, old.dtype))
+        new = require_real(name, value, ndim=old.ndim).astype(old.dtype)
+        copy = eqx.tree_at(lambda t: getattr(t, name), thing, new)
+        getattr(copy, "__check_init__", lambda: None)()
+        return copy
     if isinstance(old, float) and isinstance(thing, AbstractOptimiser):
         # As an array, so that all values of the axis are one compiled program.
-        value = jnp.asarray(value, float)
+        value = require_real(name, value, ndim=0)
     return dataclasses.replace(thing, **{name: value})

@@ -22,10 +22,10 @@ from iclflow.runs.labels import (
     attributes,
     clock_and_ends,
     coordinates_of,
-    in_order,
     variables,
 )
 from iclflow.runs.record import by_name
+from iclflow.runs.record.weights import in_axes
 from iclflow.runs.summaries import Finished, Summary, summarise
 from iclflow.runs.transfer import copied
 
@@ -170,7 +170,7 @@ def clocked(
     `clock`.
     """
     rows = clock.reshape(-1, clock.shape[-1])
-    rows = rows[np.isfinite(rows).any(axis=1)]
+    rows = rows[~np.isnan(rows).all(axis=1)]
     same = bool((rows == rows[0]).all())
     times, found = clock_and_ends(
         time=rows[0] if same else marks.astype(float),
@@ -231,9 +231,15 @@ def _clocks(dynamics: AbstractDynamics, axis: Any, marks: ArrayLike) -> Any:
 def final_models(runs: Mapping[str, Any], init: AbstractInitialiser) -> AbstractModel:
     """The last models of a sweep with `final=["weights"]`, stacked along its seeds."""
     like = empty_model(init)
-    ordered = in_order(runs) if isinstance(runs, xr.Dataset) else runs
+    axes = like.axes()
+
+    def plain(name: str) -> np.ndarray:
+        found = runs[FINAL + name]
+        named = isinstance(found, xr.DataArray)
+        return in_axes(found, axes.get(name, ()), ("seed",)) if named else np.asarray(found)
+
     arrays = {
-        name: jnp.asarray(np.asarray(ordered[FINAL + name]), a.dtype).reshape(-1, *a.shape)
+        name: jnp.asarray(plain(name), a.dtype).reshape(-1, *a.shape)
         for name, a in like.weights().items()
     }
     return jax.vmap(like.with_weights)(arrays)

@@ -59,6 +59,8 @@ def _label(value: Any) -> str:
     if isinstance(value, enum.Enum):
         return str(value.value)
     if isinstance(value, Sequence) or (eqx.is_array(value) and np.ndim(value) > 0):
+        if np.asarray(value).dtype.kind not in "biuf":  # no list of numbers: its owner says why
+            return repr(value)
         return ",".join(f"{number:g}" for number in np.asarray(value, float).ravel())
     if isinstance(value, eqx.Module):
         return short(value)

@@ -20,6 +20,7 @@ from iclflow.losses.changing import jumps, piece_at
 from iclflow.models import AbstractModel
 from iclflow.results.progress import Progress, progress_bar
 from iclflow.results.trajectory import RESULTS, Trajectory
+from iclflow.runs.arguments import require_dynamics, require_key, require_loss, require_model
 from iclflow.runs.record import Record, Recording, measure_after, resolve
 from iclflow.runs.record.quantities import MODELS
 from iclflow.runs.testing import Test, Tests, with_tests
@@ -69,6 +70,10 @@ def simulate(
     >>> bool(run.loss[-1] < run.loss[0])
     True
     """
+    require_loss(loss)
+    require_model(model)
+    require_dynamics(dynamics)
+    require_key(key)
     reason = dynamics.admits(loss, model)
     if reason is not None:
         raise ValueError(f"{type(loss).__name__} cannot train {type(model).__name__}: {reason}")

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from iclflow.losses import AbstractLoss, Draws, Population, Sequences, population_moments
+from iclflow.losses.changing import changes
 from iclflow.losses.population import beyond_white
 from iclflow.models import AbstractLinearModel, AbstractModel, Layers
 from iclflow.results.trajectory import Labelled
@@ -18,6 +19,7 @@ from iclflow.runs.labels import axis_labels
 from iclflow.runs.record import Record
 from iclflow.runs.record.quantities import by_name
 from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.checks import require_size
 from iclflow.tasks.task import Task
 
 TEST_LOSS, TEST = "test_loss", "test"
@@ -67,6 +69,11 @@ class Tests(eqx.Module):
                     f"a test is a task or a loss, got {type(one).__name__}"
                     f"{f' for {name!r}' if name else ''}; for example task.replace(context=100)"
                 )
+            if isinstance(one, AbstractLoss) and changes(one):
+                raise ValueError(
+                    f"a test stays the same during training, and {type(one).__name__} changes; "
+                    f"give its losses by name"
+                )
             if axes and not isinstance(one, Task):
                 raise ValueError(
                     f"{', '.join(axes)} are fields of a Task, got {type(one).__name__}; give the "
@@ -82,6 +89,8 @@ class Tests(eqx.Module):
         if isinstance(what, Mapping):
             found.insert(0, (TEST, tuple(what)))
         points = list(itertools.product(*axes.values()))
+        if sequences is not None:
+            sequences = require_size("sequences", sequences)
         self.dims, self.sequences = tuple(found), sequences
         self.sources = tuple(
             one.replace(**dict(zip(axes, point, strict=True))) if axes else one  # pyright: ignore
@@ -141,15 +150,18 @@ class TestLoss(eqx.Module):
     @classmethod
     def of(cls, losses: Sequence[AbstractLoss], dims: Any) -> "TestLoss":
         """The recorder of the losses, which lie along `dims`, the last the fastest."""
-        kinds: dict[Any, list[int]] = {}
+        kinds: list[tuple[Any, list[int]]] = []  # what losses of a structure share, their places
         for place, loss in enumerate(losses):
             arrays, static = eqx.partition(loss, eqx.is_array)
-            shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves(arrays))
-            kind = (jax.tree.structure(arrays), shapes, str(jax.tree.leaves(static)))
-            kinds.setdefault(kind, []).append(place)
-        stacks = [_stacked([losses[i] for i in places]) for places in kinds.values()]
-        order = np.argsort(np.concatenate(list(kinds.values())), kind="stable")
-        counts = tuple(map(len, kinds.values()))
+            shaped = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arrays)
+            alike = (places for kind, places in kinds if eqx.tree_equal(kind, (shaped, static)))
+            places = next(alike, None)
+            if places is None:
+                kinds.append(((shaped, static), places := []))
+            places.append(place)
+        stacks = [_stacked([losses[i] for i in places]) for _, places in kinds]
+        order = np.argsort(np.concatenate([places for _, places in kinds]), kind="stable")
+        counts = tuple(len(places) for _, places in kinds)
         return cls(tuple(stacks), counts, tuple(order.tolist()), dims)
 
     def __call__(self, model: AbstractModel, loss: AbstractLoss) -> Labelled:

@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
+import iclflow as icl
 from iclflow.bench.files import PARTS
 from iclflow.cli import main
 from iclflow.cli.reproduce import alone_in
@@ -28,6 +30,7 @@ SETUP = [
     "icl.Descent(0.1), until=20)",
     "runs := icl.sweep(task, icl.Separate.initialiser(task, heads=2, scale=0.1), "
     "icl.Descent(0.1), until=20)",
+    "changing := icl.Curriculum({0: task, 10: task.replace(label_noise=1.0)})",
 ]
 
 # An expression, and a word of the message that refuses it.
@@ -145,6 +148,58 @@ REFUSED = {
         ("icl.simulate(loss, model, icl.Descent(-0.1), until=5)", "positive number"),
         ("icl.simulate(loss, model, icl.Descent(0.1), until=30, state=other.state)", "of another"),
         ("icl.simulate(loss, model, icl.Flow(), until=30, state=run.state)", "another dynamics"),
+        ("icl.simulate(task, model, icl.Descent(0.1), until=5)", "such as icl.Population(task)"),
+        ("icl.simulate(loss, init, icl.Descent(0.1), until=5)", "such as init(jax.random.key(0))"),
+        ("icl.simulate(loss, model, 0.1, until=5)", "such as icl.Descent(0.1), got 0.1"),
+        ("icl.simulate(loss, model, icl.Descent(0.1), until=5, key=3)", "key must be one key"),
+        ("icl.simulate(loss, model, icl.Descent(0.1), until=5, record=3)", "a list of names"),
+        (
+            "icl.simulate(loss, model, icl.Descent(0.1), until=5, record={'x': 3})",
+            "got 3 as x",
+        ),
+        ("icl.simulate(loss, model, icl.Descent(0.1), until=10**30)", "than can be counted"),
+        ("icl.simulate(loss, model, icl.Flow(), until=float('inf'))", "finite numbers"),
+        ("icl.simulate(loss, model, icl.Flow(), until='5')", "finite numbers"),
+        ("icl.simulate(loss, model, icl.Flow(), until=1j)", "finite numbers"),
+        ("icl.simulate(loss, model, icl.Flow(), saveat=[0, float('nan'), 2])", "finite numbers"),
+        ("icl.sweep(task, model, icl.Descent(0.1), until=5)", "init must be an initialiser"),
+        ("icl.sweep([0.7], init, icl.Descent(0.1), until=5)", "source must be a task, a loss"),
+        ("icl.sweep({}, init, icl.Descent(0.1), until=5)", "source has no losses"),
+        ("icl.sweep(task, init, 0.1, until=5)", "dynamics must be a dynamics"),
+        ("icl.sweep(task, init, icl.Descent(0.1), until=5, vary='data')", "Vary.WEIGHTS or"),
+        ("icl.sweep(task, init, icl.Descent(0.1), until=5, axes=['rate'])", "a mapping of names"),
+        (
+            "icl.sweep(task, init, icl.Descent(0.1), until=5, start=runs.drop_vars('result'))",
+            "the Dataset of an earlier sweep",
+        ),
+        ("icl.Descent(True)", "rate must be real numbers, got True"),
+        ("icl.Descent('0.1')", "rate must be real numbers, got '0.1'"),
+        ("icl.Descent(1j)", "rate must be real numbers"),
+        ("icl.Descent([0.1, 0.2])", "one number, got shape (2,)"),
+        ("icl.Flow('1e-6')", "tolerance must be real numbers"),
+        ("icl.Flow(True)", "tolerance must be real numbers"),
+        ("icl.Flow(1e-6, max_steps=2.5)", "max_steps must be a whole number"),
+        ("icl.Adam(b1='0.9')", "b1 must be real numbers"),
+        ("icl.Adam(b1=1.0)", "b1 must be below 1"),
+        ("icl.Adam(weight_decay=float('nan'))", "weight_decay must be finite"),
+        ("icl.Momentum(decay=-1)", "decay must be finite and between 0 and 1"),
+    ],
+    "changing": [
+        ("icl.Drift(lambda step: changing)", "a Curriculum inside a drift"),
+        ("icl.simulate(loss, model, icl.Descent(0.1), until=5, test=changing)", "a test stays"),
+        (
+            "icl.simulate(loss, model, icl.Descent(0.1), until=5, record={'t': changing})",
+            "what is recorded as t stays the same",
+        ),
+        (
+            "icl.simulate(icl.Curriculum({0: task, 2.5: task}), model, icl.Descent(0.1), until=5)",
+            "the loss jumps at 2.5: Descent counts whole steps",
+        ),
+        ("icl.Blend(task, [1.0])", "a list of losses, got Task"),
+        ("icl.Blend([task], [1j])", "shares must be real numbers"),
+        ("icl.Blend([task], None)", "shares must be real numbers"),
+        ("icl.Tests(task, sequences=2.5)", "sequences must be a whole number"),
+        ("icl.Tests(task, sequences=-1)", "sequences must be a whole number"),
     ],
     "words": [
         ("icl.Task([0.7, 0.2], 5, inputs='sphere')", "such as Sphere(), got 'sphere'"),
@@ -186,6 +241,18 @@ MEANT = [
     ("float(icl.Merged.initialiser(task, heads=1, scale=0)(key).values.sum())", "0.0"),
     ("icl.Merged.initialiser(task, heads=np.int32(3), scale=1).heads", "3"),
 ]
+
+# A field of a sweep and values that it cannot have: the checks of an axis are those of its owner.
+AXES = {
+    "rate": ["-0.1", "0", "float('nan')", "float('inf')", "'0.1'", "True", "0.1j", "None", "[0.1]"],
+    "scale": ["-0.1", "float('nan')", "float('inf')", "'0.1'", "True", "0.1j", "None"],
+    "heads": ["2.5", "0", "-1", "'2'", "True", "None", "2.0"],
+    "rank": ["1.5", "0", "'1'", "True", "2.0"],
+    "blocks": ["'full'", "True", "None"],
+    "context": ["2.5", "0", "'5'", "True"],
+    "label_noise": ["-1.0", "float('nan')", "'x'", "1j", "[0.1, 0.2]"],
+    "spectrum": ["[0.7, -0.2]", "'linear'", "[0.7, 0.2, 0.1j]"],
+}
 
 # Where a size is asked for, and what is none.
 SIZES = [
@@ -257,6 +324,33 @@ def test_no_size_is_ever_guessed():
         if kind == "value" or rest[0] not in ("ValueError", "TypeError") or "\n" in rest[1]:
             wrong.append(f"{call}: {rest}"[:300])
     assert not wrong, "\n".join(wrong)
+
+
+def test_an_axis_is_checked_as_its_field_is():
+    """Every field with every value that it cannot have, alone and after one that it can."""
+    sweep = "icl.sweep(task, init, icl.Descent(0.1), until=5, axes={{'{}': [{}]}})"
+    calls = [sweep.format(name, value) for name, values in AXES.items() for value in values]
+    calls += [sweep.format("rate", f"0.1, {value}") for value in ("-0.1", "float('nan')", "0.1j")]
+    flow = "icl.sweep(task, init, icl.Flow(1e-5), until=5, axes={{'tolerance': [{}]}})"
+    calls += [flow.format(value) for value in ("-1e-5", "0.0", "float('nan')", "'x'", "True")]
+    calls += [sweep.replace("[{}]", "{}").format("rate", v) for v in ("0.1", "'0.1'", "None", "[]")]
+    wrong = []
+    for call, (kind, *rest) in zip(calls, evaluate(calls), strict=True):
+        if kind == "value" or rest[0] != "ValueError" or "\n" in rest[1]:
+            wrong.append(f"{call}: {rest}"[:300])
+    assert not wrong, "\n".join(wrong)
+
+
+def test_steps_that_this_precision_cannot_count_are_refused():
+    """In single precision steps are 32-bit integers, so that 2^33 would be another number."""
+    for x64, most in ((False, 2**31), (True, 2**63)):
+        with jax.enable_x64(x64):
+            assert icl.Descent(0.1).as_marks([most // 4]).tolist() == [most // 4]
+            for steps in (most, 4 * most, float(most), 10**30):
+                with pytest.raises(ValueError, match="steps are more than can be counted") as error:
+                    icl.Descent(0.1).as_marks([steps])
+                assert ("jax_enable_x64" in str(error.value)) is not x64
+                assert "\n" not in str(error.value)
 
 
 def tree(folder, files):

@@ -214,9 +214,10 @@ def test_the_rate_must_be_positive(rate):
 
 
 def test_a_flow_needs_a_tolerance_and_a_step():
-    with pytest.raises(ValueError, match="tolerance must be positive"):
-        Flow(0.0)
-    with pytest.raises(ValueError, match="at least one step"):
+    for tolerance in (0.0, np.inf):
+        with pytest.raises(ValueError, match="tolerance must be a positive number"):
+            Flow(tolerance)
+    with pytest.raises(ValueError, match="max_steps must be a whole number of at least 1"):
         Flow(max_steps=0)
 
 

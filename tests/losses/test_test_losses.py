@@ -141,6 +141,25 @@ def test_a_test_of_other_sizes_is_refused_before_training():
         icl.sweep(TASK, INIT, DESCENT, until=10**9, test={"wide": icl.Population(other)})
 
 
+def test_losses_that_differ_in_numbers_of_numpy_are_tested_apart():
+    """A loss of one's own may keep NumPy's numbers, of which a text shows eight digits."""
+
+    class Mine(icl.AbstractLoss):
+        scale: np.ndarray
+
+        def __call__(self, model):
+            return jnp.sum(jnp.asarray(self.scale)) * jnp.sum(model.keys**2)
+
+        def admits(self, model):
+            return None
+
+    one = np.ones(2000)
+    tests = icl.Tests({"one": Mine(one), "other": Mine(np.where(np.arange(2000) == 999, 7, one))})
+    model = icl.Separate.initialiser(TASK, heads=2, scale=0.3)(jax.random.key(0))
+    found = tests.recorder(model)(model, icl.Population(TASK)).values
+    np.testing.assert_allclose(found[1] / found[0], 2006 / 2000, rtol=1e-12)
+
+
 def test_tests_of_several_structures_keep_their_order():
     moments = icl.Moments.sample(TASK, 50, jax.random.key(2))
     tests = {"a": TURNED, "b": moments, "c": TASK}

@@ -153,10 +153,14 @@ def test_langevin_chains_on_minibatches_find_the_same_coefficient():
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"samples": 2}, "samples must be at least 3"),
-        ({"chains": 1}, "chains must be at least 2"),
-        ({"localisation": 0.0}, "localisation must be above 0"),
-        ({"step": -1.0}, "step must be above 0"),
+        ({"samples": 2}, "samples must be a whole number of at least 3, got 2"),
+        ({"chains": 1}, "chains must be a whole number of at least 2, got 1"),
+        ({"draws": True}, "draws must be a whole number"),
+        ({"burn": -5}, "burn must be a whole number of at least 0, got -5"),
+        ({"localisation": 0.0}, "localisation must be a number above 0"),
+        ({"localisation": np.inf}, "localisation must be a number above 0, got inf"),
+        ({"step": -1.0}, "step must be a number above 0"),
+        ({"step": np.nan}, "step must be a number above 0, got nan"),
     ],
 )
 def test_impossible_chains_are_one_line(options, complaint):

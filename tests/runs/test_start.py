@@ -34,6 +34,20 @@ def test_two_halves_are_one_run(earlier, tmp_path):
     np.testing.assert_allclose(some["loss"], whole["loss"][:, 2:], rtol=1e-13)
 
 
+def test_starts_are_read_by_the_names_of_their_axes():
+    """Keys of as many heads as inputs, transposed since they were written."""
+    options = {"until": 5, "seeds": 3, "final": ["weights"]}
+    earlier = icl.sweep(TASK, INIT, DESCENT, axes=AXES, **options)
+    turned = earlier.map(lambda a: a.transpose(*reversed(a.dims)))
+    assert turned["final_keys"].dims == ("row", "pair", "head", "seed", "scale")
+    first, second = (
+        icl.sweep(TASK, INIT, DESCENT, until=5, start=start) for start in (earlier, turned)
+    )
+    np.testing.assert_array_equal(first["loss"], second["loss"])
+    models = [icl.runs.dataset.final_models(runs.isel(scale=1), INIT) for runs in (earlier, turned)]
+    np.testing.assert_array_equal(models[0].keys, models[1].keys)
+
+
 def test_another_task_and_further_axes(earlier):
     """The axis of the start chooses the start alone; a new one sets its field."""
     noisy = TASK.replace(label_noise=1.0)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
@@ -14,6 +15,7 @@ from iclflow.dynamics import AbstractDynamics
 from iclflow.dynamics.base import Recorder
 from iclflow.dynamics.gradient_noise import gradient_noise
 from iclflow.losses import AbstractLoss, AbstractPromptLoss, Minibatch, Population
+from iclflow.losses.changing import changes
 from iclflow.models import AbstractAttention, AbstractModel
 from iclflow.results.choices import require_choice
 from iclflow.runs.record.after import CURVATURE, conserved
@@ -124,6 +126,16 @@ def resolve(
     after: list[str] = []
     for name, item in by_name(record).items():
         if not isinstance(item, str):
+            if isinstance(item, AbstractLoss) and changes(item):
+                raise ValueError(
+                    f"what is recorded as {name} stays the same during training, and "
+                    f"{type(item).__name__} changes; record its losses by name"
+                )
+            if not callable(item):
+                raise ValueError(
+                    f"record takes names, functions (model, loss) and losses, got {item!r} as "
+                    f"{name}"
+                )
             functions[name] = OfModel(item) if isinstance(item, AbstractLoss) else item
             continue
         require_choice("quantity to record", item, QUANTITIES)
@@ -146,6 +158,8 @@ def by_name(record: Record) -> Mapping[str, Any]:
     """What is to be recorded, by the names of the results."""
     if isinstance(record, str):
         raise ValueError(f"record must be a list of names, got the string {record!r}")
+    if not np.iterable(record):
+        raise ValueError(f"record must be a list of names, got {record!r}")
     return record if isinstance(record, Mapping) else {_name(item): item for item in record}
 
 

@@ -44,19 +44,22 @@ def recorded_models(run: xr.Dataset, init: AbstractInitialiser | None = None) ->
     for name, like_it in names.items():
         if run[name].size != count * like_it.size or run[name].dtype.kind not in "fiu":
             raise ValueError(f"{name} is not what the run's settings say; the file is damaged")
-    found = {n: _by_name(run[n], axes.get(n, ())) for n in names}
+    found = {n: in_axes(run[n], axes.get(n, ())) for n in names}
     arrays = {n: jnp.asarray(found[n]).reshape(count, *a.shape) for n, a in names.items()}
     return jax.vmap(like.with_weights)(arrays)
 
 
-def _by_name(recorded: xr.DataArray, axes: tuple[str, ...]) -> np.ndarray:
-    """Recorded weights [time, ...], whatever the order of the dimensions in the Dataset.
+def in_axes(
+    recorded: xr.DataArray, axes: tuple[str, ...], lead: tuple[str, ...] = ("time",)
+) -> np.ndarray:
+    """Recorded weights [*lead, ...], whatever the order of the dimensions in the Dataset.
 
-    `axes` are the names that the model gives; axes without a name were numbered by the recorder.
+    - `axes`: the names that the model gives. Axes without a name were numbered by the recorder.
+    - `lead`: the dimensions that come first.
     """
-    numbered = [str(d) for d in recorded.dims if re.fullmatch(rf"{recorded.name}_\d+", str(d))]
-    numbered.sort(key=lambda dim: int(dim.rpartition("_")[2]))
-    dims = dict.fromkeys(("time", *axes, *numbered))
+    numbered = [str(d) for d in recorded.dims if re.fullmatch(r".+_\d+", str(d))]
+    numbered = sorted(set(numbered) - {*lead, *axes}, key=lambda d: int(d.rpartition("_")[2]))
+    dims = dict.fromkeys((*lead, *axes, *numbered))
     return recorded.transpose(*dims, ..., missing_dims="ignore").values
 
 
@@ -66,7 +69,7 @@ def _layers(run: xr.Dataset) -> AbstractModel:
         needed = [field.name for field in fields if field.default is dataclasses.MISSING]
         if all(name in run for name in needed):
             arrays = {
-                f.name: jnp.asarray(_by_name(run[f.name], AXES)) for f in fields if f.name in run
+                f.name: jnp.asarray(in_axes(run[f.name], AXES)) for f in fields if f.name in run
             }
             # One output: value weights were recorded as a number a head.
             wide = {n: a[:, :, None, None] if a.ndim == 2 else a for n, a in arrays.items()}
