@@ -147,6 +147,7 @@ def diagnose_our_runs(args: argparse.Namespace) -> int:
     from iclflow.diagnosis import diagnose
     from iclflow.diagnosis.candidates import shifted
     from iclflow.measures import Clock
+    from iclflow.runs.labels import STEPS
     from iclflow.study.origin import Origin
     from iclflow.study.settings import load_runs
     from iclflow.tasks.task import Task
@@ -185,8 +186,10 @@ def diagnose_our_runs(args: argparse.Namespace) -> int:
     }
     finish(args, found, summary, "runs_figure" if several else "run_figure")
     if not args.json:
+        clock = "step" if summary["clock"] == STEPS else "t/τ"
         for run in summary["runs"]:
-            show_run(run, several)
+            show_run(run, several, clock)
+        explain_runs(summary["runs"])
     return 0
 
 
@@ -260,30 +263,52 @@ def summarise(found: Any) -> dict[str, Any]:
     }
 
 
-def show_run(run: dict[str, Any], several: bool) -> None:
+def show_run(run: dict[str, Any], several: bool, clock: str) -> None:
     """One line per stage, and the nearest algorithm through time."""
     if several:
         print(f"seed {run['seed']}")
-    tests = [name for name in COLUMNS if run["stages"] and name in run["stages"][0]]
-    extra = "".join(f" {COLUMNS[name]:>10}" for name in tests)
-    known = bool(run["algorithms"])
-    more = f" {'margin':>7}  algorithm" if known else ""
-    print(f"{'stage':>5} {'start':>10} {'end':>10} {'loss':>10}{extra}{more}")
-    for i, row in enumerate(run["stages"]):
-        times = f"{row['start']:>10.5g} {row['end']:>10.5g} {row['level']:>10.6f}"
-        extra = "".join(f" {row[name]:>10.4f}" for name in tests)
-        if not known:
-            print(f"{i:>5} {times}{extra}")
-            continue
-        margin = (
-            "none" if isnan(row["margin"]) else f"{row['margin']:.3f}"
-        )  # nothing to confuse with
-        print(f"{i:>5} {times}{extra} {margin:>7}  {row['algorithm']}")
+    rows = run["stages"]
+    tests = [name for name in COLUMNS if rows and name in rows[0]]
+    known, stepped = bool(run["algorithms"]), has_steps(run)
+    titles = "".join(f" {title:>10}" for title in ("first step", "last step")) if stepped else ""
+    titles += "".join(f" {title:>10}" for title in (f"first {clock}", f"last {clock}", "loss"))
+    titles += "".join(f" {COLUMNS[name]:>10}" for name in tests)
+    print(f"{'stage':>5}{titles}{'  margin  algorithm' if known else ''}")
+    for i, row in enumerate(rows):
+        cells = [f"{row[name]:.0f}" for name in ("start_step", "end_step") if stepped]
+        cells += [f"{row['start']:.5g}", f"{row['end']:.5g}", f"{row['level']:.6f}"]
+        cells += [f"{row[name]:.4f}" for name in tests]
+        line = f"{i:>5}" + "".join(f" {cell:>10}" for cell in cells)
+        if known:
+            # Without a candidate of another kind there is nothing to confuse the match with.
+            margin = "none" if isnan(row["margin"]) else f"{row['margin']:.3f}"
+            line += f" {margin:>7}  {row['algorithm']}"
+        print(line)
     if not known:
-        print("these runs do not say their task, so that no algorithm is compared with them")
+        print("These runs do not say their task, so no algorithm is compared with them.")
         return
-    path = " > ".join(f"{s['algorithm']} (until {s['end']:.4g})" for s in run["algorithms"])
-    print(f"nearest algorithm over time: {path}")
+    end, clock = ("end_step", "step") if stepped else ("end", clock)
+    path = " > ".join(
+        f"{one['algorithm']} (until {one[end]:{'.0f' if stepped else '.5g'}})"
+        for one in run["algorithms"]
+    )
+    print(f"nearest algorithm by {clock}: {path}")
+
+
+def has_steps(run: dict[str, Any]) -> bool:
+    """Whether the stages of a run are known in training steps beside t/τ."""
+    return bool(run["stages"]) and "start_step" in run["stages"][0]
+
+
+def explain_runs(runs: list[dict[str, Any]]) -> None:
+    """What the columns mean, once below all tables."""
+    if any(has_steps(run) for run in runs):
+        print("A stage is a plateau of the loss. t/τ is the clock of the theory: 2 · rate · steps.")
+    if any(run["algorithms"] for run in runs):
+        print(
+            "margin: how much nearer the named algorithm is than the second nearest "
+            "(1 is a perfect match, 0 a tie)"
+        )
 
 
 def diagnose_a_curve(args: argparse.Namespace) -> int:

@@ -1,10 +1,12 @@
 """What the theory says of a task: plateau levels, drops, stability, and losses of algorithms.
 
 Only --spectrum and --context are needed. With --scale it also predicts, from the initial weights
-that `simulate` would draw, when each drop comes and which head makes it (t/tau = 2 * rate * step).
+that `simulate` would draw, when each drop comes and which head makes it. Times are t/tau, and with
+--rate training steps too: t/tau = 2 * rate * step.
 """
 
 import argparse
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from iclflow.study.fields import DEEP, MODEL, TASK
 
 EXAMPLES = """examples:
   iclflow theory --spectrum 0.4,0.3,0.2,0.1 --context 31
-  iclflow theory --spectrum 0.4,0.3,0.2,0.1 --context 31 --scale 0.01 --plot stairs.png
+  iclflow theory --spectrum 0.4,0.3,0.2,0.1 --context 31 --scale 0.01 --rate 0.2 --plot stairs.png
+  iclflow theory --from run.nc --verbose                   # of a saved run, with all columns
   iclflow theory --spectrum power:1 --dim 8 --context 31 --rank 2 --heads 9 --scale 1e-3 --json
   iclflow theory --spectrum 1,0.5 --context 200 --task-covariance 1,3 --noise 0.1
   iclflow theory --spectrum 0.4,0.3,0.2,0.1 --context 31 --layers 2
@@ -26,16 +29,21 @@ EXAMPLES = """examples:
 """
 
 ROWS = 16  # of a table; the rest is in --json
+ROUNDING = 1e-12  # of the loss at zero: a smaller standard error is none
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The task and model options of `simulate`."""
-    add_settings(parser, TASK, MODEL, only=("prompts", "seed", "eigen_seed"))
+    add_settings(parser, TASK, MODEL, only=("prompts", "seed", "eigen_seed", "rate"))
     add_linear_transformer(parser)
     out = parser.add_argument_group("output")
     out.add_argument("--from", dest="file", metavar="FILE", help="TOML or run.nc; options win")
     out.add_argument("--plot", type=Path, metavar="FILE.png", help="draw levels and staircase")
     add_force(out)
+    out.add_argument(
+        "--verbose", action="store_true",
+        help="more columns: stability of the plateaus, condition of the times, the paper's times",
+    )  # fmt: skip
     out.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -44,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_of(args)
     read = [name for name in (args.file, args.prompts) if name is not None]
     check_outputs(args, (), read)
+    if args.rate is not None and not has_start(args, settings):
+        raise ValueError("--rate turns the times of drops into steps; give the --scale too")
     if settings.prompts is not None:
         return run_prompts(args, settings)
     if settings.model == "linear-transformer":
@@ -59,17 +69,34 @@ def run(args: argparse.Namespace) -> int:
     task = settings.task()
     found = task_summary(task, settings.heads, settings.rank) | {"notes": not_covered(settings)}
     prediction = None
-    if args.scale is not None or (args.file is not None and settings.scale):
+    if has_start(args, settings):
         model = settings.initialiser(task)(jax.random.key(settings.seed))
         prediction = predict(task, model)
         found |= start_summary(prediction, task, settings.scale)
+        found |= in_steps(settings, found["drop_times"])
     if args.plot is not None:
         draw(found, prediction, args.plot)
     if args.json:
         print_json(found)
     else:
-        show(found)
+        show(found, verbose=args.verbose)
     return 0
+
+
+def has_start(args: argparse.Namespace, settings: Any) -> bool:
+    """Whether initial weights are stated, from which drops can be predicted."""
+    stated = args.scale is not None or args.query_init is not None
+    return stated or (args.file is not None and settings.scale > 0)
+
+
+def in_steps(settings: Any, times: list[float]) -> dict[str, Any]:
+    """The drops in training steps of plain descent; nothing where no rate is stated."""
+    if settings.rate is None or settings.dynamics == "flow" or settings.optimiser != "gd":
+        return {}
+    from iclflow.dynamics import Descent
+
+    steps = [int(Descent(settings.rate).steps(t)) if isfinite(t) else None for t in times]
+    return {"rate": settings.rate, "drop_steps": steps}
 
 
 def run_prompts(args: argparse.Namespace, settings: Any) -> int:
@@ -93,21 +120,22 @@ def run_prompts(args: argparse.Namespace, settings: Any) -> int:
     with progress_bar("theory", False if args.json else None):
         found |= prompts_summary(loss)
         prediction = None
-        if args.scale is not None or (args.file is not None and settings.scale):
+        if has_start(args, settings):
             model = settings.initialiser(source)(jax.random.key(settings.seed))
             prediction = predict(loss, model)
             found |= start_summary(prediction, loss, settings.scale)
+            found |= in_steps(settings, found["drop_times"])
     found["notes"] = not_covered(settings) + ([] if prediction is None else [*prediction.notes])
     if args.plot is not None:
         draw(found, prediction, args.plot)
     if args.json:
         print_json(found)
     else:
-        show_prompts(found)
+        show_prompts(found, verbose=args.verbose)
     return 0
 
 
-def show_prompts(found: dict[str, Any]) -> None:
+def show_prompts(found: dict[str, Any], *, verbose: bool) -> None:
     """Tables on stdout, for given prompts."""
     from rich.console import Console
     from rich.table import Table
@@ -117,7 +145,7 @@ def show_prompts(found: dict[str, Any]) -> None:
         f"{found['prompts']}: {found['sequences']:,} prompts of {found['context']} pairs, D = "
         f"{found['inputs']}", markup=False, highlight=False,
     )  # fmt: skip
-    table = Table("m", "loss", "drop to next", title="plateaus of linear attention")
+    table = Table("plateau", "loss", "falls by", title="plateaus of linear attention")
     for m, level in enumerate(found["plateau_losses"][:ROWS]):
         drop = f"{found['drop_sizes'][m]:.6f}" if m < len(found["drop_sizes"]) else ""
         table.add_row(str(m), f"{level:.6f}", drop)
@@ -127,7 +155,7 @@ def show_prompts(found: dict[str, Any]) -> None:
         f"best that linear attention can do: {found['least_squares_loss']:.6f}", highlight=False,
     )  # fmt: skip
     if "drop_times" in found:
-        show_drops(console, found)
+        show_drops(console, found, verbose=verbose)
     for note in found["notes"]:
         console.print(f"note: {note}", markup=False, highlight=False)
 
@@ -158,29 +186,43 @@ def draw(found: dict[str, Any], prediction: Any, path: Path) -> None:
     )
 
 
-def show(found: dict[str, Any]) -> None:
-    """Tables on stdout."""
+def uses(count: int, total: int) -> str:
+    """What the model uses on the plateau where it has learned so many of all components."""
+    if count == 0:
+        return "nothing"
+    if count == total:
+        return "all: least squares"
+    return "component 1" if count == 1 else f"components 1–{count}"
+
+
+def show(found: dict[str, Any], *, verbose: bool) -> None:
+    """Tables on stdout, each with a line that explains its columns."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
-    table = Table(
-        "m", "loss L(M_m)", "drop to next", "order", "index", "gain", title="plateaus visited"
-    )
+    table = Table("plateau", "the model uses", "loss", "falls by", title="plateaus visited")
+    for title in ("order", "index", "gain") if verbose else ():
+        table.add_column(title)
     drops = [*found["drop_sizes"], None]
     for m, saddle in enumerate(found["saddles"][:ROWS]):
         drop = "" if drops[m] is None else f"{drops[m]:.6f}"
-        row = (f"{saddle['loss']:.6f}", drop, str(saddle["order"]), str(saddle["index"]))
-        table.add_row(str(m), *row, f"{saddle['cubic_gain']:.4g}")
+        cells = [str(m), uses(len(saddle["modes"]), len(drops) - 1), f"{saddle['loss']:.6f}", drop]
+        if verbose:
+            cells += [str(saddle["order"]), str(saddle["index"]), f"{saddle['cubic_gain']:.4g}"]
+        table.add_row(*cells)
     console.print(table)
     if len(found["saddles"]) > ROWS:
         console.print(f"({len(found['saddles']) - ROWS} more; --json has them all)")
-    console.print(
-        "order 3: left by blow-up, t = tau/(gain * weight); order 2: exponentially; "
-        f"fixed points in all: {found['fixed_points']}"
-    )
+    explain(console, "Components are counted in the order in which they are learned.")
+    if verbose:
+        explain(
+            console,
+            "Order 3: the plateau is left by a blow-up, after t/τ = 1/(gain · weight). Order 2: "
+            "it is left exponentially. Index: negative eigenvalues of the Hessian. There are "
+            f"{found['fixed_points']} fixed points in all.",
+        )
     table = Table("in-context algorithm", "population loss", "by", title="algorithms")
-    exact = "closed form"
     for name, label in (
         ("zero", "zero"),
         ("gradient_step", "one gradient step, best rate"),
@@ -189,44 +231,83 @@ def show(found: dict[str, Any]) -> None:
         ("ridge", "ridge, ρ = σ²"),
         ("bayes", "Bayes-optimal"),
     ):
-        error = found.get(f"{name}_error")
-        how = exact if not error else f"Monte Carlo ± {error:.2g}"
-        how = "too long to sample" if error != error and error is not None else how
-        table.add_row(label, f"{found[f'{name}_loss']:.6f}", how)
+        loss, error = found[f"{name}_loss"], found.get(f"{name}_error")
+        table.add_row(label, f"{loss:.6f}", source_of(error, found))
     console.print(table)
+    explain(
+        console,
+        "Least squares (16) is the best of linear attention: one matrix M for all prompts. "
+        "Ordinary least squares inverts the second moment of each prompt.",
+    )
     if "drop_times" in found:
-        show_drops(console, found)
+        show_drops(console, found, verbose=verbose)
     for note in found["notes"]:
         console.print(f"note: {note}", markup=False)
 
 
-def show_drops(console: Any, found: dict[str, Any]) -> None:
+def source_of(error: float | None, found: dict[str, Any]) -> str:
+    """Where the loss of an algorithm comes from, in words."""
+    if error is None:
+        return "closed form"
+    if isnan(error):
+        return "too long to sample"
+    count = f"{found['sampled_sequences']:,} prompts"
+    exact = error <= ROUNDING * found["zero_loss"]  # the same loss on each prompt
+    return count if exact else f"{count}, ± {error:.2g}"
+
+
+def explain(console: Any, text: str) -> None:
+    """A line below a table."""
+    console.print(text, markup=False, highlight=False)
+
+
+def show_drops(console: Any, found: dict[str, Any], *, verbose: bool) -> None:
     """The predicted drops of one start."""
     from rich.table import Table
 
-    table = Table(
-        "drop", "time t/τ", "head", "condition", "duration", "paper's (51)(68)(73)",
-        title="drops predicted from the initial weights",
-    )  # fmt: skip
+    steps = found.get("drop_steps")
+    table = Table("drop", title="drops predicted from the initial weights")
+    for title in (*(("step",) if steps else ()), "t/τ", "head"):
+        table.add_column(title)
+    for title in ("condition", "duration", "paper's (51)(68)(73)") if verbose else ():
+        table.add_column(title)
     durations = found.get("durations") or found["drop_times"]
     for i, time in enumerate(found["drop_times"][:ROWS]):
-        head = "all" if found["heads"] is None else str(found["heads"][i])
-        condition = "" if found["condition"] is None else f"{found['condition'][i]:.2g}"
-        paper = found["paper_durations"][i]
-        shown = "–" if paper != paper else f"{paper:.5g}"
-        table.add_row(str(i + 1), f"{time:.6g}", head, condition, f"{durations[i]:.5g}", shown)
+        cells = [str(i + 1)]
+        if steps:
+            cells.append("–" if steps[i] is None else str(steps[i]))
+        cells += [f"{time:.6g}", "all" if found["heads"] is None else str(found["heads"][i])]
+        if verbose:
+            paper = found["paper_durations"][i]
+            cells.append("" if found["condition"] is None else f"{found['condition'][i]:.2g}")
+            cells += [f"{durations[i]:.5g}", "–" if isnan(paper) else f"{paper:.5g}"]
+        table.add_row(*cells)
     console.print(table)
+    explain(console, f"A drop is where the loss is halfway down. {clock_of(found)}")
+    if verbose:
+        explain(
+            console,
+            "Condition: the relative change of the time for a relative change of the initial "
+            "weights. Duration: t/τ since the drop before; beside it the paper's estimate.",
+        )
+
+
+def clock_of(found: dict[str, Any]) -> str:
+    """How t/τ and training steps belong together, in a sentence."""
+    if "drop_steps" in found:
+        return f"t/τ = 2 · rate · step, here at rate {found['rate']:g}."
+    return "t/τ = 2 · rate · step; --rate gives steps."
 
 
 def run_depth(args: argparse.Namespace, settings: Any) -> int:
     """Evaluate the formulas, predict the drops of given initial weights, report, draw."""
     from iclflow.theory.depth import depth_summary
 
-    given = args.scale is not None or (args.file is not None and settings.scale)
+    given = has_start(args, settings)
     if args.plot is not None and not given:
         raise ValueError("the picture of several layers is that of a start; give its --scale")
     task = settings.task()
-    found = depth_summary(task, settings.layers or 2) | {"notes": notes_of(settings, bool(given))}
+    found = depth_summary(task, settings.layers or 2) | {"notes": notes_of(settings, given)}
     if given and predicted(settings):
         import jax
 
@@ -236,6 +317,7 @@ def run_depth(args: argparse.Namespace, settings: Any) -> int:
             model = settings.initialiser(task)(jax.random.key(settings.seed))
             prediction = predict(task, model, probes=0)
         found |= deep_start(prediction, settings.heads)
+        found |= in_steps(settings, found["drop_times"])
         if args.plot is not None:
             draw(found | {"plateau_losses": found["levels"]}, prediction, args.plot)
     elif args.plot is not None:
@@ -294,10 +376,11 @@ def show_depth(found: dict[str, Any]) -> None:
     console.print(f"steps g: tied {found['isotropic_tied_step']:.4f}; untied {steps}")
     if found["plateau_table"] is not None:
         size = len(found["plateau_table"])
-        table = Table("r0 \\ r1", *map(str, range(size)), title="plateaus L*(r0, r1)")
+        table = Table("r₀ \\ r₁", *map(str, range(size)), title="plateaus of two layers")
         for rank, row in enumerate(found["plateau_table"]):
             table.add_row(str(rank), *(f"{x:.5f}" for x in row))
         console.print(table)
+        explain(console, "Rows: components that the first layer has learned, columns: the second.")
         levels = ", ".join(f"{x:.6f}" for x in found["tied_levels"])
         console.print(f"tied layers, 0 … {size - 1} heads: {levels}")
     if found["second_drop_rates"] is not None:
@@ -307,13 +390,17 @@ def show_depth(found: dict[str, Any]) -> None:
             f"{second:.4g} (the second)"
         )
     if "drop_times" in found:
-        table = Table("drop", "t/tau", "layer", "head", "loss before", "loss after", title="drops")
+        steps = found.get("drop_steps")
+        titles = (*(("step",) if steps else ()), "t/τ", "layer", "head", "loss before", "after")
+        table = Table("drop", *titles, title="drops predicted from the initial weights")
         rows = zip(found["drop_times"], found["drop_layers"], found["drop_heads"], strict=True)
         for number, (time, layer, head) in enumerate(rows):
             before, after = found["levels"][number : number + 2]
-            cells = (f"{time:.6g}", str(layer), str(head), f"{before:.6f}", f"{after:.6f}")
+            cells = [str(steps[number])] if steps else []
+            cells += [f"{time:.6g}", str(layer), str(head), f"{before:.6f}", f"{after:.6f}"]
             table.add_row(str(number + 1), *cells)
         console.print(table)
+        explain(console, f"A drop is where the loss is halfway down. {clock_of(found)}")
     for note in found["notes"]:
         console.print(f"note: {note}", markup=False)
 
@@ -351,11 +438,17 @@ def run_linear_transformer(args: argparse.Namespace, settings: Any) -> int:
 
     modes = TransformerModes.of(settings.task())
     start = None
-    if args.scale is not None or args.query_init is not None or args.file is not None:
+    if has_start(args, settings):
         second = settings.scale if args.query_init is None else args.query_init
         start = (settings.scale, second)
+    if args.rate is not None and args.epoch_rate is not None:
+        raise ValueError(
+            "--rate gives training steps and --epoch-rate epochs; leave one of them out"
+        )
     rate = 1.0 if args.epoch_rate is None else args.epoch_rate
     found = transformer_summary(modes, start, epoch_rate=rate)
+    if start is not None and args.epoch_rate is None:
+        found |= in_steps(settings, found["exact_half_times"])
     if args.plot is not None:
         if start is None:
             raise ValueError("a plot over time needs a start; give --scale, for example 0.01")
@@ -363,7 +456,7 @@ def run_linear_transformer(args: argparse.Namespace, settings: Any) -> int:
     if args.json:
         print_json(found)
     else:
-        show_linear_transformer(found)
+        show_linear_transformer(found, verbose=args.verbose)
     return 0
 
 
@@ -384,28 +477,39 @@ def draw_linear_transformer(found: dict[str, Any], curves: dict[str, Any], path:
     save_figure(transformer_figure(data.assign_attrs(epoch_rate=found["epoch_rate"])), path)
 
 
-def show_linear_transformer(found: dict[str, Any]) -> None:
-    """Tables on stdout."""
+def show_linear_transformer(found: dict[str, Any], *, verbose: bool) -> None:
+    """Tables on stdout, each with a line that explains its columns."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
     clock = "t/τ" if found["epoch_rate"] == 1 else "epochs"
-    columns = {
+    main = {
         "s": "eigenvalues",
-        "τ_α": "timescales",
         "a∞ (11)": "a_infinity",
-        "a first": "overshoot",
         "a best": "a_optimum",
-        "t*": "escape_times",
         "t½ (13)": "paper_half_times",
         "t½ exact": "exact_half_times",
+        "step ½": "drop_steps",
     }
-    shown = {title: found[name] for title, name in columns.items() if name in found}
-    table = Table("mode", *shown, title=f"the paper's theory and the exact one; times in {clock}")
-    for i, row in enumerate(zip(*shown.values(), strict=True)):
-        table.add_row(str(i + 1), *(f"{x:.4g}" for x in row))
-    console.print(table)
+    more = {"τ_α": "timescales", "a first": "overshoot", "t*": "escape_times"}
+    console.print(table_of(found, main, f"the paper's theory and the exact one; times in {clock}"))
+    started = "exact_half_times" in found
+    explain(
+        console,
+        "s: eigenvalue. a: how strongly the mode is used, at the end of training by the paper "
+        "(a∞) and at the least loss."
+        + (" t½: when a reaches a∞/2, by the paper (13) and by the exact flow." if started else "")
+        + (f" step ½: the same at rate {found['rate']:g}." if "drop_steps" in found else ""),
+    )
+    if verbose:
+        console.print(table_of(found, more, "on the way"))
+        explain(
+            console,
+            "τ_α: the paper's time scale of the mode. a first: what it goes to when it is learned, "
+            "before later modes push it down."
+            + (" t*: when it leaves zero, by the paper." if started else ""),
+        )
     table = Table("loss (with ½)", "value")
     for title, name in (
         ("at zero weights", "initial_loss"),
@@ -415,12 +519,27 @@ def show_linear_transformer(found: dict[str, Any]) -> None:
         table.add_row(title, f"{found[name]:.6f}")
     console.print(table)
     inactive = found["active"].count(False)
-    console.print(
-        f"a∞ differs from the best a by up to {found['fixed_point_error']:.2%}; a mode goes to "
-        f"'a first' when it is learned; the slowest drift takes {found['drift_time']:.4g} {clock}"
-        + (f"; {inactive} modes are not worth learning" if inactive else "")
+    explain(
+        console,
+        f"a∞ differs from the best a by up to {found['fixed_point_error']:.2%}. The slowest drift "
+        f"takes {found['drift_time']:.4g} {clock}."
+        + (f" {inactive} modes are not worth learning." if inactive else ""),
     )
     if "paper_error" in found:
-        console.print(
-            f"(13) differs from the exact a(t) by up to {found['paper_error']:.2%} of a∞ on the way"
+        explain(
+            console,
+            f"(13) differs from the exact a(t) by up to {found['paper_error']:.2%} of a∞ on the "
+            f"way.",
         )
+
+
+def table_of(found: dict[str, Any], columns: dict[str, str], title: str) -> Any:
+    """A row per mode, of those columns that are known."""
+    from rich.table import Table
+
+    shown = {name: found[field] for name, field in columns.items() if field in found}
+    table = Table("mode", *shown, title=title)
+    for i, row in enumerate(zip(*shown.values(), strict=True)):
+        cells = ("–" if x is None else str(x) if isinstance(x, int) else f"{x:.4g}" for x in row)
+        table.add_row(str(i + 1), *cells)
+    return table

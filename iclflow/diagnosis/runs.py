@@ -178,8 +178,9 @@ def diagnose_run(
     query) or `parallelism` of the heads (merged). Over `stage`: `start`, `end`, `level`,
     `confidence`, `stage_algorithm`, `stage_margin` (from the mean distances on the plateau), and
     the means `stage_in_context_loss` and `stage_in_weight_loss` of a run that recorded them. Over
-    `drop_number`: `drop_time` and more (see `stages_dataset`). `on` is a shifted task to compare
-    predictions on.
+    `drop_number`: `drop_time` and more (see `stages_dataset`). Runs of descent have these times in
+    training steps too: `step`, `start_step`, `end_step`, `drop_step`. `on` is a shifted task to
+    compare predictions on.
 
     - `source`, `init`: what the run was trained on and started from, where its attributes cannot
       say it (see `Origin`): a task or model of your own, a loss of sampled prompts. Where the
@@ -284,19 +285,35 @@ def _described(
     tests = {name: run[name].values for name in TESTS if name in run}
     stages = find_stages(times, run["loss"].values, clock=clock)
     found = found.assign(_stage_variables(found, stages, times, tests))
+    found = found.assign(_in_steps(run, found))
     found["level_theory"] = ("plateau", levels_of(task, models))
     found.attrs["model"] = type(models).__name__
     return found
 
 
+def _in_steps(run: xr.Dataset, found: xr.Dataset) -> dict[str, Any]:
+    """The times of stages and drops as training steps; nothing where a run has one clock only."""
+    times, steps = run["time"].values.astype(float), run["step"].values.astype(float)
+    if not is_timed(run) or np.array_equal(times, steps):
+        return {}
+    names = {"start": "start_step", "end": "end_step", "drop_time": "drop_step"}
+    marks = {
+        step: (found[name].dims, np.round(np.interp(found[name].values, times, steps)))
+        for name, step in names.items()
+    }
+    return marks | {"step": ("time", steps, {"long_name": STEPS, "units": "1"})}
+
+
 def stage_rows(found: xr.Dataset) -> list[dict[str, Any]]:
     """One row for each stage of one run: start, end, level, algorithm, margin, confidence.
 
-    A run with a fixed task also has its mean `in_context_loss` and `in_weight_loss`.
+    A run of descent also has the `start_step` and `end_step` of each stage. A run with a fixed task
+    has the mean `in_context_loss` and `in_weight_loss`.
     """
     names = {"algorithm": "stage_algorithm", "margin": "stage_margin"}
     names |= {name: f"stage_{name}" for name in TESTS}
-    fields = ["start", "end", "level", "algorithm", "margin", "confidence", *TESTS]
+    fields = ["start", "end", "start_step", "end_step", "level", "algorithm", "margin"]
+    fields += ["confidence", *TESTS]
     fields = [field for field in fields if names.get(field, field) in found]
     return [
         {field: found[names.get(field, field)].values[i].item() for field in fields}
@@ -310,11 +327,16 @@ def spells(found: xr.Dataset) -> list[dict[str, Any]]:
     algorithms, times = found["algorithm"].values, found["time"].values
     change = np.flatnonzero(algorithms[1:] != algorithms[:-1]) + 1
     starts, ends = [0, *change.tolist()], [*change.tolist(), len(times)]
+    clocks = {"start": times, "end": times}
+    if "step" in found:
+        clocks |= {"start_step": found["step"].values, "end_step": found["step"].values}
     return [
         {
             "algorithm": str(algorithms[a]),
-            "start": float(times[a]),
-            "end": float(times[min(b, len(times) - 1)]),
+            **{
+                name: float(clock[a if name.startswith("start") else min(b, len(times) - 1)])
+                for name, clock in clocks.items()
+            },
             "best_margin": float(found["margin"].values[a:b].max()),
         }
         for a, b in zip(starts, ends, strict=True)

@@ -1,5 +1,6 @@
 import argparse
 import json
+import re
 import shutil
 import types
 
@@ -68,8 +69,14 @@ def test_one_line_for_each_stage(capsys, staircase_file, tmp_path):
     code, out, err = call(capsys, *arguments, "--plot", plot)
     assert code == 0, err
     lines = out.splitlines()
-    assert lines[0].split() == ["stage", "start", "end", "loss", "margin", "algorithm"]
-    assert [line.split()[5] for line in lines[1:5]] == ["zero", "PCR-1", "PCR-2", "least"]
+    titles = ["stage", "first step", "last step", "first t/τ", "last t/τ", "loss", "margin"]
+    assert [title for title in re.split(r" {2,}| (?=first|last)", lines[0]) if title] == [
+        *titles, "algorithm"
+    ]  # fmt: skip
+    assert [line.split()[7] for line in lines[1:5]] == ["zero", "PCR-1", "PCR-2", "least"]
+    first, last = lines[4].split()[1:3]
+    assert (int(first) < 6000, last) == (True, "6000")  # as many steps as were asked for
+    assert lines[-1].startswith("margin: ")
     assert plot.stat().st_size > 10_000
     code, out, err = call(capsys, *arguments, "--json", "--test-scale", 2, "--test-context", 60)
     assert code == 0, err
@@ -83,6 +90,9 @@ def test_one_line_for_each_stage(capsys, staircase_file, tmp_path):
         LEAST_SQUARES,
     ]
     assert set(run["stages"][0]) >= {"start", "end", "level", "algorithm", "margin"}
+    rate = float(Study.of(Settings.of_run(load(staircase_file).attrs)).dynamics.rate)
+    for row in run["stages"]:  # the two clocks are one
+        assert row["end"] == pytest.approx(2 * rate * row["end_step"], abs=2 * rate)
 
 
 def test_quantities_along_a_run(staircase_file):

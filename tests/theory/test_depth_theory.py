@@ -156,7 +156,7 @@ def test_theory_of_layers_on_the_command_line(capsys):
     np.testing.assert_allclose(found["asymptotic_untied_loss"], 0.9 * limit)
     assert found["asymptotic_untied_loss"] < found["asymptotic_tied_loss"] < found["tied_loss"]
     assert main([*given, "2"]) == 0
-    assert "plateaus L*(r0, r1)" in capsys.readouterr().out
+    assert "plateaus of two layers" in capsys.readouterr().out
     assert main([*given, "3", "--json"]) == 0
     deeper = json.loads(capsys.readouterr().out)
     assert deeper["untied_losses"][0] < found["untied_losses"][0]
