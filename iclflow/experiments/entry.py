@@ -134,6 +134,8 @@ class Figure:
     - `draw`: Dataset to a matplotlib figure.
     - `group`: figures that `all` leaves out are asked for by this name.
     - `live`: the runs behind it, where there are any, a panel each.
+    - `words`: Dataset to the words of the fields that the caption has, as `{starts}`.
+    - `cover`: Dataset to a low and wide figure that a report begins with.
     """
 
     name: str
@@ -145,11 +147,21 @@ class Figure:
     alt: str
     group: str = ""
     live: tuple[Live, ...] = ()
+    words: Function | None = None
+    cover: Function | None = None
+    cover_caption: str = ""
 
     def __post_init__(self) -> None:
         """Captions are written over several lines."""
-        for field in ("caption", "alt"):
+        for field in ("caption", "alt", "cover_caption"):
             object.__setattr__(self, field, " ".join(getattr(self, field).split()))
+
+    def captions(self, data: Any) -> tuple[str, str]:
+        """The captions of figure and cover, with the words that they take from the data."""
+        words = {} if self.words is None else self.words(data)
+        found = (self.caption, self.cover_caption)
+        first, second = (" ".join(text.format(**words).split()) for text in found)
+        return first, second
 
 
 class Experiment:

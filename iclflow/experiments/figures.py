@@ -7,7 +7,9 @@ called. `grokking` and `in_context_emergence` have theirs beside their data.
 import dataclasses
 
 from iclflow.experiments import grokking, in_context_emergence
-from iclflow.experiments.entry import Experiment, Figure, Live
+from iclflow.experiments.entry import Experiment, Figure, Live, Module
+
+_WORDS = Module("iclflow.experiments.captions")
 
 # Merged key and query: one abrupt drop, and the network it is (Fig. 1).
 _abrupt_drop = Experiment("abrupt_drop", folder=True)
@@ -61,7 +63,7 @@ SADDLE_TO_SADDLE = (
         caption="""With separate key and query of rank one, training visits D saddles. Each drop
         adds one eigenvector of the input covariance, largest eigenvalue first; on the plateaus the
         loss is L(M_m) (24) and the layer does principal component regression with m components
-        (27). (a) Six initialisations, in the paper's window and until all are done; (b) value
+        (27). (a) {starts}, in the paper's window and until all are done; (b) value
         weights against the scalar equation (26); (c) key weights on each plateau beside the
         theory's. Dashed: the theory of the sequences trained on, from the initial weights. What
         error is left comes from the blocks outside the reduced model, which training moves and the
@@ -70,17 +72,24 @@ SADDLE_TO_SADDLE = (
         grow one after another along dashed theory curves; below, heatmaps of the key weights on
         each of five plateaus, one more row filled on each, beside the theory's.""",
         live=(dataclasses.replace(_saddle_to_saddle_live, lines="values", ends="value_limit"),),
+        words=_WORDS.staircase,
+        cover=_saddle_to_saddle.figure.draw_cover,
+        cover_caption="""{runs} on the same {prompts} prompts (pale), and what the theory computes
+        for each of them from its initial weights (dashed). Nothing is fitted. On every plateau the
+        model uses one principal component of the inputs more.""",
     ),
     Figure(
         "fig7", "Figure 7", "When each plateau begins and ends",
         _saddle_to_saddle_source, _saddle_to_saddle.figure.draw_fig7,
         caption="""Left: a run of Figure 3 with the times t₁ … t_D of its drops. Right: how long
-        each plateau of every run lasts, against the paper's estimate (73), an order of magnitude,
-        and against the prediction from the initial weights alone.""",
+        each plateau of every run lasts, and two predictions of it. The paper's estimate (73) is
+        {paper} times the measured duration at the median; the prediction from the initial weights
+        is {ours} off.""",
         alt="""Left: the loss of one run with vertical marks at its four drops. Right: predicted
         against measured durations on logarithmic axes; predictions from the initial weights lie on
         the diagonal, the paper's estimates scatter, most of them below it.""",
         live=(_saddle_to_saddle_live,),
+        words=_WORDS.staircase,
     ),
 )  # fmt: skip
 
@@ -97,30 +106,33 @@ LOW_RANK = (
     Figure(
         "fig4", "Figure 4", "Key and query of rank R: plateaus at every R-th level",
         _low_rank_source_fig4, _low_rank.figure.draw_fig4,
-        caption="""Eight input dimensions with eigenvalues proportional to 1/d, ranks 1, 2, 4 and 8,
-        six initialisations each. A value weight that has grown serves all R components of its head,
-        so the long plateaus are those at L(M_m) with m = 0, R, 2R, …: eight at rank one, and a
-        single one at rank eight.""",
+        caption="""{inputs} with eigenvalues proportional to 1/d, ranks {ranks}, {starts} each. A
+        value weight that has grown serves all R components of its head, so the long plateaus are
+        those at L(M_m) with m = 0, R, 2R, …: {plateaus} at rank one, and a single one at rank
+        {plateaus}.""",
         alt="""Four panels of loss curves, for ranks 1, 2, 4 and 8: the higher the rank, the fewer
         the long plateaus; dotted lines mark the levels.""",
         live=(_low_rank_live,),
+        words=_WORDS.ranks,
     ),
     Figure(
         "fig8", "Figure 8", "Value weights at higher rank",
         _low_rank_source_fig8, _low_rank.figure.draw_fig8,
-        caption="""Four input dimensions, ranks 2, 3 and 4: one value weight grows for each group of
+        caption="""{inputs}, ranks {ranks}: one value weight grows for each group of
         R eigenvectors, to the size of the minimal-norm solution (dotted), and the loss has its long
         plateaus between groups. Dashed: predicted from the initial weights.""",
         alt="""Loss above and value weights below, over training, for ranks 2, 3 and 4: two heads
         grow at ranks 2 and 3 and one at rank 4.""",
         live=(dataclasses.replace(_low_rank_live, lines="values", ends="final_values"),),
+        words=_WORDS.ranks,
     ),
     Figure(
         "fig9", "Figure 9", "The other ranks",
         _low_rank_source_fig9, _low_rank.figure.draw_fig9,
-        caption="""As Figure 4, for ranks 3, 5, 6 and 7.""",
+        caption="""As Figure 4, for ranks {ranks}.""",
         alt="""Four panels of loss curves, for ranks 3, 5, 6 and 7, with dotted levels.""",
         live=(_low_rank_live,),
+        words=_WORDS.ranks,
     ),
 )  # fmt: skip
 
@@ -141,19 +153,21 @@ IN_WEIGHT = (
         _in_weight_source_fig5, _in_weight.figure.draw_fig5,
         caption="""A share of the training sequences has one fixed task vector. The layer first
         learns this task in its weights, and later to read any task from the context. Left: training
-        loss and two test losses with 60% of the sequences fixed. Right: training loss by
+        loss and two test losses with {shown} of the sequences fixed. Right: training loss by
         portion.""",
         alt="""Left: three losses over training; the in-weight test loss falls first, the in-context
         test loss later. Right: training loss for six portions of fixed sequences.""",
         live=(_in_weight_live,),
+        words=_WORDS.portions,
     ),
     Figure(
         "fig10", "Figure 10", "Every portion of fixed sequences",
         _in_weight_source_fig10, _in_weight.figure.draw_fig10,
-        caption="""Training loss, in-context and in-weight test loss for six portions of fixed
-        sequences, from none to all.""",
+        caption="""Training loss, in-context and in-weight test loss for {portions} of fixed
+        sequences, from {from} to {to}.""",
         alt="""Six panels, one a portion, with three loss curves each.""",
         live=(_in_weight_live,),
+        words=_WORDS.portions,
     ),
 )  # fmt: skip
 
@@ -187,17 +201,18 @@ FIXED_POINTS = (
     Figure(
         "fixed-points", "Fixed points", "The fixed points that are visited, and those that are not",
         _fixed_points_source, _fixed_points.figure.draw,
-        caption="""The task of Figure 3. (a) The loss of all 16 fixed points M(S) (dots) and (59)
-        (white dashes), each joined to those that have learned one mode more; the path of training
-        from small weights is black. (b) Leaving a fixed point: on the path the loss falls with the
-        third power of the distance, off it with the second (dashed: these powers), as there a head
-        can turn to a mode of larger eigenvalue. (c) In long contexts the loss on the path becomes
-        the sum of the eigenvalues not learned, and the final weights Λ⁻¹, both with an error of
-        1/N.""",
+        caption="""The task of Figure 3. (a) The loss of all {points} fixed points M(S) (dots) and
+        (59) (white dashes), each joined to those that have learned one mode more; the path of
+        training from small weights is black. (b) Leaving a fixed point: on the path the loss falls
+        with the third power of the distance, off it with the second (dashed: these powers), as
+        there a head can turn to a mode of larger eigenvalue. (c) In long contexts the loss on the
+        path becomes the sum of the eigenvalues not learned, and the final weights Λ⁻¹, both with an
+        error of 1/N.""",
         alt="""Left: a lattice of sixteen points, loss against the number of modes learned, with one
         path drawn through it. Middle: fall of the loss against distance on logarithmic axes, two
         bundles of straight lines with slopes two and three. Right: two errors that fall as one over
         the context length.""",
+        words=_WORDS.fixed_points,
     ),
 )  # fmt: skip
 
@@ -214,12 +229,13 @@ PLATEAU_ALIGNMENT = (
         and the one that ends the third plateau, along each eigenvector: the half of its key and
         query that grows and the half that decays, against the phase s = ∫ |v| dt/τ. Dashed, (63)
         and (70): straight lines with slopes ±λ². Along modes that are learned nothing moves. (c)
-        Every component of every small head of six seeds late on its plateau, predicted from early
+        Every component of every small head of {seeds} late on its plateau, predicted from early
         on it. The printed third term of (70) makes key and query equal on learned modes, which they
         are not.""",
         alt="""Two panels with weights on a logarithmic axis against phase: straight rising and
         falling lines with dashed theory on top; on the third plateau two pairs are level. Right:
         predicted against measured weights, dots on the diagonal and crosses scattered off it.""",
+        words=_WORDS.alignment,
     ),
 )  # fmt: skip
 
@@ -233,8 +249,7 @@ SOFTMAX_DROPS = (
         _softmax_drops_source, _softmax_drops.figure.draw,
         caption="""The set-ups of Figures 1 and 3 with softmax attention: merged key and query still
         learn in one drop, separate ones in several. The plateaus lie near the levels of linear
-        attention, but the drops come close together: in the time shown linear attention, from the
-        same start on the same data (dashed, at full scale), makes two of its four.""",
+        attention, but the drops come close together. {linear}""",
         alt="""Two panels of loss over training for softmax attention: one drop for merged key and
         query, several for separate ones, which follow one another faster than those of linear
         attention.""",
@@ -245,6 +260,7 @@ SOFTMAX_DROPS = (
             )
             for kind in ("merged", "separate")
         ),
+        words=_WORDS.softmax,
     ),
 )  # fmt: skip
 
@@ -256,11 +272,13 @@ INIT_SCALE = (
     Figure(
         "v2-init", "Init scale", "The scale of the initial weights",
         _init_scale_source, _init_scale.figure.draw,
-        caption="""From 10⁻⁶ to large: smaller initial weights make every plateau longer, large ones
-        leave none, and the loss decays exponentially instead. Dashed: predicted from the initial
-        weights; separate plateaus last so long at small scales that they are predicted alone.""",
+        caption="""Init scales from {smallest} to {largest}: smaller initial weights make every
+        plateau longer, large ones leave none, and the loss decays exponentially instead. Dashed:
+        predicted from the initial weights; separate plateaus last so long at small scales that they
+        are predicted alone.""",
         alt="""Loss over training for many scales of the initial weights, for merged and for
         separate key and query: the smaller the scale, the later the drops.""",
+        words=_WORDS.scales,
         live=(
             Live(
                 "merged_loss", levels="merged_levels", times="merged_half_theory",
@@ -306,9 +324,10 @@ ZERO_BLOCKS = (
         _zero_blocks_source, _zero_blocks.figure.draw,
         caption="""The weights that read labels as inputs and inputs as labels stay zero in the
         population. On P sequences they grow to P^(-1/2), and lower the training loss by 1/P:
-        measured at convergence, 32 datasets of each size (16 in the quick form).""",
+        measured at convergence, {datasets} of each size.""",
         alt="""Two panels on logarithmic axes against the number of sequences: the size of the extra
         blocks falls with slope minus one half, the loss gained with slope minus one.""",
+        words=_WORDS.datasets,
     ),
 )  # fmt: skip
 
@@ -384,7 +403,7 @@ LINEAR_TRANSFORMER_STAGES = (
     Figure(
         "lt-fig4", "2nd paper, Figure 4", "Finding the time scales",
         _linear_transformer_stages_source, _linear_transformer_stages.figure.draw_fig4,
-        caption="""Four time scales in the run on the left of Figure 3A, by the curvature of the
+        caption="""{modes} in the run on the left of Figure 3A, by the curvature of the
         loss's autocorrelation, of the norm ‖p₂‖, and of the loss itself; dashed: when each mode is
         half learned. The paper's figure names no marks: here they are where a mode has been
         learned, at which a loss bends up and a norm bends down. The norm's maxima, where a mode
@@ -392,6 +411,7 @@ LINEAR_TRANSFORMER_STAGES = (
         first.""",
         alt="""Three curvature curves with a marked bend beside each of four dashed lines, and the
         effective rank without 0, 1 and 2 modes, which rises with every mode that is left.""",
+        words=_WORDS.modes,
     ),
 )  # fmt: skip
 

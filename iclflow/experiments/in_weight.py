@@ -26,7 +26,7 @@ from iclflow.losses import Moments, population_moments
 from iclflow.measures import first_crossing
 from iclflow.models import AbstractInitialiser, Blocks, Merged, MergedInitialiser, draw_model
 from iclflow.plots.levels import LEVEL
-from iclflow.plots.style import COLOURS, COLUMN, LOSS, THEORY, TIME, Figure, style
+from iclflow.plots.style import BENEATH, COLOURS, COLUMN, LOSS, TIME, Figure, style, theory_of
 from iclflow.results.progress import Progress
 from iclflow.tasks.task import ContextLabels, Task
 from iclflow.tasks.task_vectors import Mixture
@@ -318,13 +318,18 @@ def _listed(values: dict[float, float]) -> str:
     return ", ".join(f"{p:.0%}: {value:.3f}" for p, value in values.items())
 
 
-# Name, colour and width: where curves coincide the wider ones show beside the narrower.
-_CURVES = {
-    "training": ("training loss", COLOURS[2], 2.2),
-    "in_weight": ("in-weight test loss", COLOURS[1], 1.4),
-    "in_context": ("in-context test loss", COLOURS[0], 0.9),
+# Name and look: where curves coincide the wider ones show beside the narrower.
+_BENEATH = {**BENEATH, "alpha": 0.55}  # parts of these curves have no theory on top
+_TRAINING = COLOURS[2]
+_CURVES: dict[str, tuple[str, dict[str, Any]]] = {
+    "training": ("training loss", {**_BENEATH, "color": _TRAINING}),
+    "in_weight": ("in-weight test loss", {"color": COLOURS[1], "linewidth": 1.4}),
+    "in_context": ("in-context test loss", {"color": COLOURS[0], "linewidth": 0.9}),
 }
-_PREDICTED = {**THEORY, "linewidth": 0.9, "zorder": 5}
+
+
+def _predicted(colour: Any) -> dict[str, Any]:
+    return {**theory_of(colour), "zorder": 5}
 
 
 def draw_fig5(data: xr.Dataset) -> Figure:
@@ -341,8 +346,10 @@ def draw_fig5(data: xr.Dataset) -> Figure:
         shades = colormaps["viridis"](np.linspace(0.0, 0.85, data.sizes["portion"]))
         for colour, portion in zip(shades, data["portion"].values, strict=True):
             run = data.sel(portion=portion)
-            right.plot(run["time"], run["training"], color=colour, label=f"{portion:.0%}")
-            _prediction(right, run)
+            right.plot(
+                run["time"], run["training"], color=colour, label=f"{portion:.0%}", **BENEATH
+            )
+            _prediction(right, run, colour)
         right.set_title("training loss, portions fixed")
         right.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="fixed", title_fontsize=7)
         for axes in (left, right):
@@ -371,26 +378,23 @@ def draw_fig10(data: xr.Dataset) -> Figure:
 
 
 def _losses(axes: Axes, run: xr.Dataset, level: float) -> None:
-    for name, (_, colour, width) in _CURVES.items():
-        axes.plot(run["time"], run[name], color=colour, linewidth=width)
-    _prediction(axes, run)
+    for name, (_, look) in _CURVES.items():
+        axes.plot(run["time"], run[name], **look)
+    _prediction(axes, run, _TRAINING)
     axes.axhline(level, **LEVEL)
 
 
 def _handles() -> list[Line2D]:
-    lines = [
-        Line2D([], [], color=colour, linewidth=width, label=name)
-        for name, colour, width in _CURVES.values()
-    ]
-    lines.append(Line2D([], [], **_PREDICTED, label="first drop, predicted"))
+    lines = [Line2D([], [], label=name, **look) for name, look in _CURVES.values()]
+    lines.append(Line2D([], [], **_predicted(_TRAINING), label="first drop, predicted"))
     lines.append(Line2D([], [], **LEVEL, label="least squares in context"))
     return lines
 
 
-def _prediction(axes: Axes, run: xr.Dataset) -> None:
+def _prediction(axes: Axes, run: xr.Dataset, colour: Any) -> None:
     """The predicted first drop, up to a little after its end: it knows nothing of the rest."""
     until = run["time"].values <= float(run["predicted_end"]) + 15
-    axes.plot(run["time"].values[until], run["predicted"].values[until], **_PREDICTED)
+    axes.plot(run["time"].values[until], run["predicted"].values[until], **_predicted(colour))
 
 
 def _frame(axes: Axes, data: xr.Dataset) -> None:

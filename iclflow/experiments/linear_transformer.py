@@ -20,6 +20,7 @@ from iclflow.experiments.linear_transformer_runs import (
 )
 from iclflow.experiments.runs import Variable, called, finished, named
 from iclflow.plots.style import (
+    BENEATH,
     COLOURS,
     COLUMN,
     HEAT,
@@ -29,6 +30,7 @@ from iclflow.plots.style import (
     mode_colour,
     side_by_side,
     style,
+    theory_of,
 )
 from iclflow.results.progress import Progress
 from iclflow.theory.linear_transformer import (
@@ -314,15 +316,15 @@ def _courses(axes: Axes, data: xr.Dataset) -> None:
     mean, error = data["a"].mean("seed").values, data["a_error"].values
     for i, s in enumerate(data["eigenvalue"].values):
         colour = mode_colour(i)
-        axes.plot(epochs, mean[:, i], color=colour, label=f"$s = {s:g}$")
+        axes.plot(epochs, mean[:, i], color=colour, label=f"$s = {s:g}$", **BENEATH)
         axes.fill_between(
             epochs, mean[:, i] - error[:, i], mean[:, i] + error[:, i], color=colour, alpha=0.2,
             linewidth=0,
         )  # fmt: skip
         axes.plot(epochs, data["a_paper"].values[:, i], **PAPER)
-        axes.plot(epochs, data["a_exact"].values[:, i], **THEORY)
+        axes.plot(epochs, data["a_exact"].values[:, i], **theory_of(colour))
     axes.plot([], [], label="paper (13)", **PAPER)
-    axes.plot([], [], label="exact", **THEORY)
+    axes.plot([], [], label="exact", **theory_of("0.3"))
     axes.set_xlabel("epochs")
     axes.set_ylabel(r"$a_\alpha = (p_2 q_1)_{\alpha\alpha}$")
     axes.set_title(f"N = {int(data.attrs['context'])}", loc="left")

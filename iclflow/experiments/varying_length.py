@@ -21,7 +21,7 @@ from iclflow.losses import Moments, Population
 from iclflow.measures import first_crossing
 from iclflow.models import Blocks, Merged, Separate, draw_models
 from iclflow.plots.levels import plot_levels
-from iclflow.plots.style import COLOURS, THEORY, TIME, Figure, side_by_side
+from iclflow.plots.style import BENEATH, COLOURS, THEORY, TIME, Figure, side_by_side, theory_of
 from iclflow.results.progress import Progress
 from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.task import Task
@@ -218,9 +218,9 @@ def draw(data: xr.Dataset) -> Figure:
 
 def _merged(axes: Axes, data: xr.Dataset) -> None:
     time = data["merged_time"].values
-    axes.plot(time, data["merged_loss"].values.T, color=COLOURS[5], linewidth=1.6)
-    axes.plot([], [], color=COLOURS[5], linewidth=1.6, label="simulation")
-    axes.plot(time, data["merged_theory"].values, label="reduced flow", **THEORY)
+    axes.plot(time, data["merged_loss"].values.T, color=COLOURS[0], **BENEATH)
+    axes.plot([], [], color=COLOURS[0], label="simulation", **BENEATH)
+    axes.plot(time, data["merged_theory"].values, label="reduced flow", **theory_of(COLOURS[0]))
     axes.set_xlim(0, 250)
     axes.set_ylim(0, 1.08 * float(data["levels"][0]))
     plot_levels(axes, data["merged_levels"].values)
@@ -233,9 +233,10 @@ def _merged(axes: Axes, data: xr.Dataset) -> None:
 def _separate(axes: Axes, data: xr.Dataset) -> None:
     time = data["time"].values
     for s in range(data.sizes["seed"]):
-        axes.plot(time, data["loss"].values[s], color=COLOURS[s % len(COLOURS)], linewidth=1.3)
-        axes.plot(time, data["staircase_loss"].values[s], **{**THEORY, "linewidth": 0.6})
-    axes.plot([], [], label="predicted from $W(0)$", **{**THEORY, "linewidth": 0.6})
+        colour = COLOURS[s % len(COLOURS)]
+        axes.plot(time, data["loss"].values[s], color=colour, **BENEATH)
+        axes.plot(time, data["staircase_loss"].values[s], **theory_of(colour))
+    axes.plot([], [], label="predicted from $W(0)$", **theory_of("0.3"))
     axes.set_xscale("log")
     axes.set_xlim(time[1], time[-1])
     axes.set_ylim(0, 1.08 * float(data["levels"][0]))

@@ -7,7 +7,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from iclflow.plots.levels import plot_levels
-from iclflow.plots.style import COLOURS, COLUMN, LOSS, THEORY, TIME, Figure, style
+from iclflow.plots.style import BENEATH, COLOURS, COLUMN, LOSS, TIME, Figure, style, theory_of
 
 
 def loss_figure(
@@ -45,6 +45,8 @@ def plot_loss(
 ) -> Axes:
     """Loss against t/τ (steps for optimisers with no clock), dotted levels L(M_m).
 
+    The theory of a run is dashed in the colour of the run.
+
     - `runs`: a Dataset of `sweep`, or the Trajectory of one `simulate`.
     """
     if not isinstance(runs, xr.Dataset):  # a Trajectory
@@ -58,13 +60,16 @@ def plot_loss(
     count = runs.sizes.get("seed", 1)
     ordered = runs["loss"].transpose("seed", ..., "time", missing_dims="ignore")
     losses = ordered.values.reshape(count, -1)
+    predicted = np.zeros((0, 0)) if theory is None else np.atleast_2d(np.asarray(theory.loss))
     for i, curve in enumerate(losses):
         label = None if count == 1 else f"seed {runs['seed'].values[i]}"
-        axes.plot(clock.values, curve, color=COLOURS[i % len(COLOURS)], label=label)
+        colour = COLOURS[i % len(COLOURS)]
+        look = BENEATH if i < len(predicted) else {}
+        axes.plot(clock.values, curve, color=colour, label=label, **look)
     if theory is not None:
-        curves = np.atleast_2d(np.asarray(theory.loss))
-        for i, curve in enumerate(curves):
-            axes.plot(np.asarray(theory.time), curve, label=None if i else "theory", **THEORY)
+        for i, curve in enumerate(predicted):  # the first is that of the first run
+            axes.plot(np.asarray(theory.time), curve, **theory_of(COLOURS[i % len(COLOURS)]))
+        axes.plot([], [], label="theory", **theory_of("0.3"))
     end = float(clock.values[-1])
     axes.set_xlabel(TIME if timed else "training steps")
     axes.set_ylabel(LOSS)

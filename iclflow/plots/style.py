@@ -12,6 +12,8 @@ from matplotlib.rcsetup import cycler
 # Okabe and Ito's palette without yellow, darkest contrast first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 THEORY = {"color": "black", "linestyle": (0, (4, 3)), "linewidth": 1.0}
+# A run whose own theory lies on top of it: pale and broad, under dashes of the same colour.
+BENEATH: dict[str, Any] = {"linewidth": 2.6, "alpha": 0.4, "solid_capstyle": "butt"}
 PAPER = {"color": "0.45", "linestyle": ":", "linewidth": 1.2}  # a paper's theory beside another
 COLUMN = 3.4  # inches: one column of a two-column page
 HEAT = "RdBu_r"  # of matrices, white at zero
@@ -51,6 +53,11 @@ class Figure(mpl_figure.Figure):
         picture = io.BytesIO()
         self.savefig(picture, format="png", dpi=150)
         return picture.getvalue()
+
+
+def theory_of(colour: Any) -> dict[str, Any]:
+    """The look of a theory that belongs to the run, or the mode, of one colour."""
+    return {**THEORY, "color": colour}
 
 
 def mode_colour(mode: int) -> str:

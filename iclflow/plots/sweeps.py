@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from iclflow.plots.style import COLOURS, COLUMN, PAPER, THEORY, TIME, mode_colour, style
+from iclflow.plots.style import BENEATH, COLOURS, COLUMN, PAPER, TIME, mode_colour, style, theory_of
 
 WIDE = 20  # times: from here on an axis is logarithmic
 MARKS = "o^sDv"
@@ -67,12 +67,15 @@ def plot_sweep(axes: Axes, data: xr.Dataset) -> Axes:
             axes.fill_between(x[order], low, high, color=colour, alpha=0.18, linewidth=0)
             if np.isfinite(middle).any():  # else no run had this drop
                 mark = {"marker": "o", "markersize": 2.5}
-                axes.plot(x[order], middle, stroke, color=colour, label=name, **mark)
-                if "theory" in data:
+                if "theory" not in data:
+                    axes.plot(x[order], middle, stroke, color=colour, label=name, **mark)
+                else:
+                    axes.plot(x[order], middle, color=colour, **BENEATH)
+                    axes.plot(x[order], middle, color=colour, label=name, linestyle="", **mark)
                     said = data["theory"].values[c, k][order]
-                    axes.plot(x[order], said, **{**THEORY, "zorder": 5})
+                    axes.plot(x[order], said, **{**theory_of(colour), "zorder": 5})
     if "theory" in data:
-        axes.plot([], [], label="theory", **THEORY)
+        axes.plot([], [], label="theory", **theory_of("0.3"))
     if "formula" in data:
         axes.plot(x[order], data["formula"].values[order], label="fastest of $H$", **PAPER)
     axes.set_xlabel(about["x_label"])

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 from iclflow.experiments.entry import Figure
 from iclflow.experiments.figures import BY_NAME
@@ -102,6 +103,11 @@ PAPERS = (
 
 
 FIGURES: dict[str, Figure] = {figure.name: figure for paper in PAPERS for figure in paper.figures}
+
+
+def cover_file(out: Path, name: str) -> Path:
+    """Where the cover of a figure goes in a report."""
+    return out / "figures" / f"{name}-cover.png"
 
 
 def choose(names: Sequence[str]) -> list[Figure]:

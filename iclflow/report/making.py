@@ -11,6 +11,7 @@ import xarray as xr
 from PIL import Image
 
 from iclflow.experiments.entry import Figure, Source
+from iclflow.report.figures import cover_file
 from iclflow.report.workers import Outcome
 from iclflow.results.files import replacing
 from iclflow.results.netcdf import load, replace
@@ -18,7 +19,7 @@ from iclflow.results.pictures import save_figure
 from iclflow.results.progress import Progress
 from iclflow.results.provenance import code_key, content_key
 
-DRAFT_DPI = 120.0  # of pictures in the quick form
+DRAFT_DPI = 150.0  # of pictures in the quick form: as many pixels as the page is wide
 
 
 def make(
@@ -76,9 +77,11 @@ def _draw(
 ) -> Outcome:
     """The drawing of one figure, and the claims that its data settle."""
     began, claims, error = time.perf_counter(), (), ""
+    caption = cover = ""
     try:
         if settle:
             claims = tuple(figure.source.claims(data))
+        caption, cover = figure.captions(data)
         drawn = figure.draw(data)
         dpi = DRAFT_DPI if quick else None
         picture = save_figure(drawn, out / "figures" / f"{figure.name}.png", dpi=dpi)
@@ -87,6 +90,8 @@ def _draw(
         else:
             drawn.set_layout_engine(None)  # laid out once, the same in both
             save_figure(drawn, picture.with_suffix(".pdf"))
+        if figure.cover is not None:
+            save_figure(figure.cover(data), cover_file(out, figure.name), dpi=dpi)
     except Exception as failure:
         status, error = "failed", reason(failure)
     return Outcome(
@@ -97,6 +102,8 @@ def _draw(
         claims=claims,
         attributes=dict(data.attrs),
         error=error,
+        caption=caption,
+        cover=cover,
     )
 
 

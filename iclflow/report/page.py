@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 import iclflow
 from iclflow.experiments.entry import Figure, Function
 from iclflow.explorer import curves
-from iclflow.report.figures import DERIVED, PAPERS, Paper, choose
+from iclflow.report.figures import DERIVED, PAPERS, Paper, choose, cover_file
 from iclflow.report.workers import Outcome
 from iclflow.results.files import write_text
 from iclflow.results.netcdf import load
@@ -150,6 +150,7 @@ def _mention(lines: tuple[str, ...], within: range, id: str) -> int:
 if TYPE_CHECKING:
     from iclflow.report.build import Report
 
+INCH = 144  # pixels of the page: letters of 7 points are 14 pixels high
 # Attributes of a Dataset that are provenance, not settings.
 _PROVENANCE = {
     "content_key", "compute_seconds", "iclflow_version", "jax_version", "device", "python",
@@ -178,6 +179,7 @@ def render(report: "Report", figures: Sequence[Figure]) -> str:
     about, shown = papers(figures), [_figure(figure, report) for figure in figures]
     codes = {figure["name"]: figure["code"] for figure in shown if figure["code"] is not None}
     return environment.get_template("report.html.j2").render(
+        cover=_cover(figures, report),
         title=about[0].title if len(about) == 1 else "Training Dynamics of In-Context Learning",
         papers=about,
         figures=shown,
@@ -231,11 +233,11 @@ def _figure(figure: Figure, report: "Report") -> dict[str, Any]:
         "name": figure.name,
         "label": figure.label,
         "title": figure.title,
-        "caption": figure.caption,
+        "caption": found.caption,
         "alt": figure.alt,
         "found": found,
         "image": "" if image is None else base64.b64encode(image).decode(),
-        "size": (1, 1) if image is None else png_size(image),
+        "size": (1, 1) if image is None else shown_size(image),
         "settings": settings(found.attributes),
         "command": command([figure], report.quick),
         "data": figure.source.file(report.quick),
@@ -243,6 +245,25 @@ def _figure(figure: Figure, report: "Report") -> dict[str, Any]:
         "live": "" if image is None else _live(figure, report),
         "code": code_of(figure, [row["id"] for row in rows]) if rows else None,
     }
+
+
+def _cover(figures: Sequence[Figure], report: "Report") -> dict[str, Any] | None:
+    """The picture that the page begins with: the first cover that was drawn."""
+    for figure in figures:
+        file = cover_file(report.out, figure.name)
+        found = report.outcomes[figure.name]
+        if figure.cover is None or found.status == "failed" or not file.exists():
+            continue
+        image = file.read_bytes()
+        return {
+            "name": figure.name,
+            "label": figure.label,
+            "caption": found.cover,
+            "alt": figure.title,
+            "image": base64.b64encode(image).decode(),
+            "size": shown_size(image),
+        }
+    return None
 
 
 def _live(figure: Figure, report: "Report") -> str:
@@ -308,6 +329,14 @@ def _words(value: Any) -> str:
 def png_size(image: bytes) -> tuple[int, int]:
     """Width and height of a PNG in pixels."""
     width, height = struct.unpack(">II", image[16:24])
+    return width, height
+
+
+def shown_size(image: bytes) -> tuple[int, int]:
+    """Width and height of a picture on the page: its inches, however many dots they have."""
+    place = image.find(b"pHYs")  # dots per metre
+    dots = struct.unpack(">I", image[place + 4 : place + 8])[0] if place > 0 else 2 * INCH / 0.0254
+    width, height = (round(INCH * pixels / (0.0254 * dots)) for pixels in png_size(image))
     return width, height
 
 

@@ -37,6 +37,8 @@ class Outcome:
     claims: tuple[Claim, ...] = ()
     attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
     error: str = ""
+    caption: str = ""
+    cover: str = ""  # the caption of its cover, where it has one
 
 
 Watch = Callable[[str, float, Outcome | None], None]  # (figure, fraction done, its outcome)

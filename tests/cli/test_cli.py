@@ -307,10 +307,37 @@ def test_theory_of_merged_attention(capsys):
 
 
 def test_theory_tables(capsys):
-    code, out, _ = call(capsys, "theory", "--spectrum", "0.5,0.3", "--context", 9, "--init", 0.01)
+    given = ("theory", "--spectrum", "0.5,0.3", "--context", 9, "--init", 0.01)
+    code, out, _ = call(capsys, *given)
     assert code == 0
-    for words in ("plateaus visited", "Bayes-optimal", "drops predicted"):
+    for words in ("plateaus visited", "Bayes-optimal", "drops predicted", "least squares", "t/τ"):
         assert words in out
+    for words in ("Monte Carlo", "order ", "index", "gain", "condition", "step ", "e-31"):
+        assert words not in out
+    code, out, _ = call(capsys, *given, "--verbose")
+    assert code == 0
+    for words in ("order ", "index", "gain", "condition", "Order 3:", "Index:", "Condition:"):
+        assert words in out
+
+
+def test_theory_counts_in_steps_where_the_rate_is_known(capsys):
+    given = ("theory", "--spectrum", "0.5,0.3", "--context", 9)
+    code, out, _ = call(capsys, *given, "--scale", 0.1, "--rate", 0.05, "--json")
+    assert code == 0
+    found = json.loads(out)
+    expected = np.ceil(np.array(found["drop_times"]) / (2 * 0.05))
+    assert found["drop_steps"] == expected.astype(int).tolist()
+    code, out, _ = call(capsys, *given, "--scale", 0.1, "--rate", 0.05)
+    assert code == 0
+    for step in found["drop_steps"]:
+        assert f" {step} " in out
+    assert "--scale" in refused(capsys, *given, "--rate", 0.05)
+    transformer = (*given, "--model", "linear-transformer", "--scale", 0.1, "--rate", 0.05)
+    code, out, _ = call(capsys, *transformer, "--json")
+    assert code == 0
+    half = json.loads(out)["exact_half_times"]
+    assert json.loads(out)["drop_steps"] == np.ceil(np.array(half) / 0.1).astype(int).tolist()
+    assert "leave one of them out" in refused(capsys, *transformer, "--epoch-rate", 2)
 
 
 def test_theory_refuses_softmax(capsys):

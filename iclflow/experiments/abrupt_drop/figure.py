@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 
 from iclflow.experiments.schematics import draw_merged
 from iclflow.plots.levels import plot_levels
-from iclflow.plots.style import COLOURS, COLUMN, THEORY, TIME, Figure, style
+from iclflow.plots.style import COLOURS, COLUMN, TIME, Figure, style, theory_of
 
 
 def draw(data: xr.Dataset) -> Figure:
@@ -23,9 +23,9 @@ def plot_drop(axes: Axes, data: xr.Dataset) -> Axes:
     window = 2 * data.attrs["rate"] * data.attrs["window"]
     time = data["time"].values
     curves = (
-        ("loss", {"color": COLOURS[5], "linewidth": 3.0}, r"$\mathrm{ATTN_M}$"),
+        ("loss", {"color": COLOURS[5], "linewidth": 3.4}, r"$\mathrm{ATTN_M}$"),
         ("loss_mlp", {"color": COLOURS[1], "linewidth": 1.0}, r"$\mathrm{MLP}(\mathbf{z})$"),
-        ("loss_theory", {**THEORY, "linewidth": 0.8}, "theory, from the initial weights"),
+        ("loss_theory", theory_of("0.1"), "theory, from the initial weights"),
     )
     for name, look, label in curves:
         axes.plot(time, data[name].values.T, **look)

@@ -6,7 +6,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 
 from iclflow.plots.levels import plot_levels
-from iclflow.plots.style import COLOURS, THEORY, TIME, Figure, side_by_side
+from iclflow.plots.style import BENEATH, COLOURS, THEORY, TIME, Figure, side_by_side, theory_of
 
 NAME_APART = 3.5  # factor in time between the names of two drops
 
@@ -43,15 +43,16 @@ def _separate(axes: Axes, data: xr.Dataset) -> None:
     plot_levels(axes, data["levels"].values, names=False)
     for i, scale in enumerate(data["separate_scale"].values):
         time, loss = data["separate_time"].values[i], data["separate_loss"].values[i]
-        axes.plot(time[1:], loss[1:], color=_colour(scale), label=_power(scale))
+        has_theory = np.isclose(data["theory_scale"].values, scale).any()
+        look = BENEATH if has_theory else {}
+        axes.plot(time[1:], loss[1:], color=_colour(scale), label=_power(scale), **look)
     for i, scale in enumerate(data["theory_scale"].values):
-        simulated = np.isclose(data["separate_scale"].values, scale).any()
-        alone = {"color": _colour(scale), "label": _power(scale)}
-        look = {"linewidth": 0.7} if simulated else alone
+        alone = not np.isclose(data["separate_scale"].values, scale).any()
         axes.plot(
-            data["theory_time"].values[i], data["theory_loss"].values[i], **{**THEORY, **look}
-        )
-    axes.plot([], [], label="predicted", **THEORY)
+            data["theory_time"].values[i], data["theory_loss"].values[i],
+            label=_power(scale) if alone else None, **theory_of(_colour(scale)),
+        )  # fmt: skip
+    axes.plot([], [], label="predicted", **theory_of("0.3"))
     end = float(data["theory_time"].max())
     _frame(axes, "separate, rank one", (0.3, end), 1.7 * float(data["levels"][0]))
 
@@ -70,7 +71,7 @@ def _times(axes: Axes, data: xr.Dataset) -> None:
     scales = data["merged_scale"].values
     dots = {"linestyle": "", "markersize": 3.5, "marker": "o"}
     axes.plot(scales, data["merged_half_time"].median("seed"), color=COLOURS[1], **dots)
-    axes.plot(scales, data["merged_half_theory"], **{**THEORY, "color": COLOURS[1]})
+    axes.plot(scales, data["merged_half_theory"], **theory_of(COLOURS[1]))
     small = scales <= 0.1
     axes.plot(
         scales[small], data["merged_half_paper"].values[small], color=COLOURS[1], linewidth=0.8,
@@ -80,14 +81,14 @@ def _times(axes: Axes, data: xr.Dataset) -> None:
     drops, theory = data["separate_drops"].median("seed"), data["theory_drops"].median("seed")
     for d, colour in enumerate((COLOURS[0], COLOURS[5], COLOURS[2], COLOURS[3])):
         axes.plot(data["separate_scale"], drops.values[:, d], color=colour, **dots)
-        axes.plot(data["theory_scale"], theory.values[:, d], **{**THEORY, "color": colour})
+        axes.plot(data["theory_scale"], theory.values[:, d], **theory_of(colour))
         height = max(NAME_APART * height, float(theory[0, d]))  # drops may come close together
         axes.annotate(
             f"$t_{d + 1}$", (float(data["theory_scale"][0]), height), xytext=(-3, 0),
             textcoords="offset points", fontsize=6.5, color=colour, ha="right", va="center",
         )  # fmt: skip
     axes.plot([], [], color="0.4", label="simulated", **dots)
-    axes.plot([], [], label="predicted", **{**THEORY, "color": "0.4"})
+    axes.plot([], [], label="predicted", **theory_of("0.4"))
     axes.plot([], [], color="0.4", linewidth=0.8, linestyle=":", label="(51)")
     axes.annotate(
         "merged", (3e-6, float(data["merged_half_time"][0].median())), xytext=(0, 5),

@@ -6,6 +6,7 @@ from matplotlib.axes import Axes
 
 from iclflow.plots.levels import plot_levels
 from iclflow.plots.style import (
+    BENEATH,
     COLOURS,
     COLUMN,
     HALF_LOSS,
@@ -14,6 +15,7 @@ from iclflow.plots.style import (
     Figure,
     side_by_side,
     style,
+    theory_of,
 )
 
 _MARK = {"color": "0.8", "linewidth": 0.5, "zorder": 0}
@@ -27,9 +29,9 @@ def draw_fig3(data: xr.Dataset) -> Figure:
 def _staged(axes: Axes, data: xr.Dataset) -> None:
     epochs = data["epoch"].values[1:]
     plot_levels(axes, data["levels"].values, names=False)
-    axes.plot(epochs, data["loss"].values[1:], color=COLOURS[0], linewidth=1.8, label="simulation")
+    axes.plot(epochs, data["loss"].values[1:], color=COLOURS[0], label="simulation", **BENEATH)
     axes.plot(epochs, data["loss_paper"].values[1:], label="paper (14)", **PAPER)
-    axes.plot(epochs, data["loss_exact"].values[1:], label="exact", **THEORY)
+    axes.plot(epochs, data["loss_exact"].values[1:], label="exact", **theory_of(COLOURS[0]))
     for i, time in enumerate(data["half_paper"].values):
         axes.annotate(
             f"$t_{i + 1}$", (time, 1), xycoords=("data", "axes fraction"), xytext=(2, -7),
@@ -47,9 +49,9 @@ def _staged(axes: Axes, data: xr.Dataset) -> None:
 def _small(axes: Axes, data: xr.Dataset) -> None:
     time = data["small_time"].values[1:]
     name = "SGD" if str(data.attrs["small_training"]).startswith("SGD") else "simulation"
-    axes.plot(time, data["small_loss"].values[1:], color=COLOURS[0], linewidth=1.8, label=name)
+    axes.plot(time, data["small_loss"].values[1:], color=COLOURS[0], label=name, **BENEATH)
     axes.plot(time, data["small_loss_paper"].values[1:], label="paper (14)", **PAPER)
-    axes.plot(time, data["small_loss_exact"].values[1:], label="exact", **THEORY)
+    axes.plot(time, data["small_loss_exact"].values[1:], label="exact", **theory_of(COLOURS[0]))
     axes.set_xscale("log")
     axes.set_xlim(1, time[-1])
     axes.set_xlabel(r"epochs × $\eta P$")

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from iclflow.plots.levels import LEVEL, plot_levels
-from iclflow.plots.style import COLOURS, COLUMN, LOSS, THEORY, TIME, Figure, style
+from iclflow.plots.style import BENEATH, COLOURS, COLUMN, LOSS, TIME, Figure, style, theory_of
 
 _QUIET = "0.45"
 FIRST = 300.0  # t/τ at which the axis begins; nothing happens before
@@ -81,12 +81,14 @@ def draw_fig8(data: xr.Dataset) -> Figure:
             ended = np.abs(run["values"].values[-1])
             signs = np.where(run["values"].values[-1] < 0, -1, 1)
             for place, head in enumerate(np.argsort(-ended)):
-                look = {"color": COLOURS[place % len(COLOURS)], "zorder": 3 - place * 0.1}
-                bottom.plot(clock, signs[head] * run["values"].values[:, head], **look)
+                colour = COLOURS[place % len(COLOURS)]
                 predicted = run["predicted_values"].values[:, head]
-                if np.abs(predicted[-1]) > 0.1 * np.max(ended):  # dashes on dormant heads hide them
+                wakes = np.abs(predicted[-1]) > 0.1 * np.max(ended)  # dashes hide dormant heads
+                look = {**(BENEATH if wakes else {}), "color": colour, "zorder": 3 - place * 0.1}
+                bottom.plot(clock, signs[head] * run["values"].values[:, head], **look)
+                if wakes:
                     shown = run["predicted_clock"].values, signs[head] * predicted
-                    bottom.plot(*shown, **{**THEORY, "zorder": 4})
+                    bottom.plot(*shown, **{**theory_of(colour), "zorder": 4})
             for value in run["final_values"].values:
                 if value > 0:
                     bottom.axhline(value, color=_QUIET, linestyle=":", linewidth=0.8, zorder=0)
@@ -95,8 +97,8 @@ def draw_fig8(data: xr.Dataset) -> Figure:
         panels[0, 0].set_ylabel(LOSS)
         panels[1, 0].set_ylabel(r"value weights $\pm v_i$")
         handles = [
-            Line2D([], [], color=COLOURS[0], label="simulation (a colour a head)"),
-            Line2D([], [], **THEORY, label="predicted from the initial weights"),
+            Line2D([], [], color=COLOURS[0], **BENEATH, label="simulation (one colour per head)"),
+            Line2D([], [], **theory_of(COLOURS[0]), label="predicted from the initial weights"),
             Line2D([], [], color=_QUIET, linestyle=":", label=r"$(\sum_d m_d)^{1/3}$"),
         ]
         figure.legend(handles=handles, loc="outside upper center", ncols=3)

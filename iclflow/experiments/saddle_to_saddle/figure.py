@@ -5,7 +5,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from iclflow.plots.levels import plot_levels
-from iclflow.plots.style import COLOURS, COLUMN, HEAT, THEORY, TIME, Figure, style
+from iclflow.plots.style import BENEATH, COLOURS, COLUMN, HEAT, TIME, Figure, style, theory_of
 
 
 def draw_fig3(data: xr.Dataset) -> Figure:
@@ -15,7 +15,7 @@ def draw_fig3(data: xr.Dataset) -> Figure:
         top, bottom = np.ravel(figure.subfigures(2, 1, squeeze=False, height_ratios=(1, 0.62)))
         panels = top.subplots(1, 3, width_ratios=(1.0, 1.0, 1.0))
         window = 2 * data.attrs["rate"] * data.attrs["window"]
-        plot_staircase(panels[0], data)
+        plot_staircase(panels[0], data, legend=True)
         panels[0].set_xlim(0, window)
         panels[0].set_title("(a) the paper's window", loc="left")
         _name_worst(panels[0], data, window)
@@ -25,27 +25,46 @@ def draw_fig3(data: xr.Dataset) -> Figure:
         panels[1].axvspan(1e-9, window, color="0.93", zorder=-2, linewidth=0)
         panels[1].set_title("until every seed is done", loc="left")
         panels[1].set_ylabel("")
-        panels[1].get_legend().remove()
         plot_values(panels[2], data)
         panels[2].set_title("(b) value weights of one run", loc="left")
         plot_keys(bottom, data)
     return figure
 
 
-def plot_staircase(axes: Axes, data: xr.Dataset, *, names: bool = False) -> Axes:
-    """Loss of every seed, the predicted staircase dashed, the levels L(M_m) dotted."""
+def draw_cover(data: xr.Dataset) -> Figure:
+    """The losses of every seed alone, each plateau named by what the model uses on it."""
+    last = data.sizes["level"] - 1
+    names = ["nothing", "component 1", *(f"components 1–{m}" for m in range(2, last))]
+    with style():
+        figure = Figure(figsize=(2.08 * COLUMN, 0.62 * COLUMN))
+        axes = plot_staircase(figure.subplots(), data)
+        axes.set_xscale("log")
+        axes.set_xlim(0.4 * float(data["drop_time"].min()), float(data["time"][-1]))
+        for level, name in zip(data["levels"].values, [*names, "least squares"], strict=True):
+            axes.annotate(
+                name, (1.0, float(level)), xycoords=("axes fraction", "data"), xytext=(4, 0),
+                textcoords="offset points", va="center", fontsize=8,
+            )  # fmt: skip
+    return figure
+
+
+def plot_staircase(
+    axes: Axes, data: xr.Dataset, *, names: bool = False, legend: bool = False
+) -> Axes:
+    """Loss of every seed with its predicted staircase dashed, and the levels L(M_m) dotted."""
     time = data["time"].values
     for s in range(data.sizes["seed"]):
         colour = COLOURS[s % len(COLOURS)]
-        axes.plot(time, data["loss"].values[s], color=colour, linewidth=1.3)
-        axes.plot(time, data["staircase_loss"].values[s], **{**THEORY, "linewidth": 0.6})
-    axes.plot([], [], color="0.3", label="simulation")
-    axes.plot([], [], label="predicted from $W(0)$", **{**THEORY, "linewidth": 0.6})
+        axes.plot(time, data["loss"].values[s], color=colour, **BENEATH)
+        axes.plot(time, data["staircase_loss"].values[s], **theory_of(colour))
+    axes.plot([], [], color="0.3", label="simulation", **BENEATH)
+    axes.plot([], [], label="predicted from $W(0)$", **theory_of("0.3"))
     axes.set_ylim(0, 1.08 * float(data["levels"][0]))
     plot_levels(axes, data["levels"].values, names=names)
     axes.set_xlabel(TIME)
     axes.set_ylabel("loss")
-    axes.legend(loc="upper right", bbox_to_anchor=(1.0, 0.94), handlelength=1.6)
+    if legend:
+        axes.legend(loc="upper right", bbox_to_anchor=(1.0, 0.94), handlelength=1.6)
     return axes
 
 

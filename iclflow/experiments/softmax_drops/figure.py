@@ -4,7 +4,7 @@ import xarray as xr
 from matplotlib.lines import Line2D
 
 from iclflow.plots.levels import LEVEL, plot_levels
-from iclflow.plots.style import COLOURS, COLUMN, LOSS, THEORY, TIME, Figure, style
+from iclflow.plots.style import COLOURS, COLUMN, LOSS, TIME, Figure, style, theory_of
 
 
 def draw(data: xr.Dataset) -> Figure:
@@ -17,7 +17,7 @@ def draw(data: xr.Dataset) -> Figure:
             for i, loss in enumerate(data[name].values):
                 axes.plot(time, loss, color=COLOURS[i], linewidth=1.5)
                 if f"{name}_linear" in data:
-                    axes.plot(time, data[f"{name}_linear"].values[i], **THEORY)
+                    axes.plot(time, data[f"{name}_linear"].values[i], **theory_of(COLOURS[i]))
             axes.set_xlim(0, time[-1])
             levels = data[f"{name}_levels"].values
             axes.set_ylim(0, 1.08 * max(levels[0], float(data[name].max())))
@@ -27,11 +27,11 @@ def draw(data: xr.Dataset) -> Figure:
         right.set_title("separate key and query, rank one")
         left.set_ylabel(LOSS)
         handles = [
-            Line2D([], [], color=COLOURS[0], linewidth=1.5, label="softmax (a colour a seed)"),
+            Line2D([], [], color=COLOURS[0], linewidth=1.5, label="softmax (one colour per seed)"),
             Line2D([], [], **LEVEL, label="levels (24), linear"),
         ]
         if "merged_linear" in data:
             label = "linear attention, same start and data"
-            handles.insert(1, Line2D([], [], **THEORY, label=label))
+            handles.insert(1, Line2D([], [], **theory_of("0.3"), label=label))
         figure.legend(handles=handles, loc="outside upper center", ncols=3)
     return figure

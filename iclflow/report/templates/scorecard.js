@@ -15,6 +15,13 @@ if (claims) {
     document.getElementById("shown").textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} claims`;
   };
   for (const field of fields) field.addEventListener("input", filter);
+  // From a figure to its claims alone; from anywhere else to one of them, whatever was filtered.
+  for (const link of document.querySelectorAll('a[href^="#claim-"]'))
+    link.addEventListener("click", () => {
+      for (const field of fields) field.value = "";
+      of.value = link.dataset.of ?? "";
+      filter();
+    });
   filter();
   // What a cell sorts by: its number where it has one, else its words.
   const value = (row, column) => {
