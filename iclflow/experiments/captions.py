@@ -98,8 +98,8 @@ def softmax(data: xr.Dataset) -> dict[str, str]:
     low, high = int(made.min()), int(made.max())
     many = count(low) if low == high else f"{count(low)} to {count(high)}"
     return {
-        "linear": f"In the time shown linear attention, from the same start on the same data "
-        f"(dashed), makes {many} of its {count(len(middles))} drops."
+        "linear": f": in the time shown linear attention, from the same start on the same data "
+        f"(dashed), makes {many} of its {count(len(middles))} drops"
     }
 
 

@@ -249,7 +249,7 @@ SOFTMAX_DROPS = (
         _softmax_drops_source, _softmax_drops.figure.draw,
         caption="""The set-ups of Figures 1 and 3 with softmax attention: merged key and query still
         learn in one drop, separate ones in several. The plateaus lie near the levels of linear
-        attention, but the drops come close together. {linear}""",
+        attention, but the drops come close together{linear}.""",
         alt="""Two panels of loss over training for softmax attention: one drop for merged key and
         query, several for separate ones, which follow one another faster than those of linear
         attention.""",

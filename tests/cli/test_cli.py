@@ -312,11 +312,11 @@ def test_theory_tables(capsys):
     assert code == 0
     for words in ("plateaus visited", "Bayes-optimal", "drops predicted", "least squares", "t/τ"):
         assert words in out
-    for words in ("Monte Carlo", "order ", "index", "gain", "condition", "step ", "e-31"):
+    for words in ("Monte Carlo", "┃ order", "┃ index", "┃ gain", "┃ condition", "┃ step", "e-31"):
         assert words not in out
     code, out, _ = call(capsys, *given, "--verbose")
     assert code == 0
-    for words in ("order ", "index", "gain", "condition", "Order 3:", "Index:", "Condition:"):
+    for words in ("┃ order", "┃ index", "┃ gain", "┃ condition", "Order 3:", "Index:"):
         assert words in out
 
 

@@ -81,6 +81,10 @@ def draw_wide(data) -> Drawing:
     return figure
 
 
+def words(data) -> dict[str, str]:
+    return {"points": str(data.sizes["time"])}
+
+
 def draw_badly(data) -> Drawing:
     raise ValueError("no ink")
 

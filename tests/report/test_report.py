@@ -4,6 +4,7 @@ import dataclasses
 import html.parser
 import json
 import re
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +15,14 @@ import pytest
 import iclflow.experiments
 from iclflow.experiments.base import Claim, unmoved
 from iclflow.experiments.entry import Module
+from iclflow.plots.style import style
 from iclflow.report import page
 from iclflow.report.build import build, prepare, scorecard
 from iclflow.report.figures import FIGURES, PAPERS, choose
 from iclflow.report.making import data_key
 from iclflow.report.workers import next_work
 from iclflow.results.netcdf import load
+from iclflow.results.pictures import save_figure
 from tests.helpers import small_experiment as small
 
 KEYS = {"id", "claim", "equation", "expected", "measured", "tolerance", "holds"}
@@ -289,6 +292,35 @@ def test_the_page_is_whole_and_its_links_lead_somewhere(tmp_path):
     assert "1<small> of 3</small>" in text
 
 
+def test_the_page_begins_with_a_cover_and_captions_count_their_data(tmp_path):
+    given = {"caption": "A curve of {points} points.", "cover_caption": "{points} of them."}
+    plain = small.figure("plain")
+    covered = small.figure("covered", words=small.HERE.words, cover=small.HERE.draw_wide, **given)
+    for quick, points in ((False, 200), (True, 20)):
+        report = build([plain, covered], tmp_path / str(quick), quick=quick)
+        text = report.index.read_text()
+        read(text)
+        assert f"A curve of {points} points." in text
+        assert f'{points} of them. <a href="#covered">' in text
+        assert text.index('class="cover"') < text.index("The title of plain")
+    assert 'class="cover"' not in build([plain], tmp_path / "plain").index.read_text()
+
+
+def test_a_picture_is_as_wide_as_its_inches_whatever_their_dots(tmp_path):
+    for dpi in (100, 150, 300):
+        with style():
+            drawn = small.draw_wide(small.compute())
+        picture = save_figure(drawn, tmp_path / f"{dpi}.png", dpi=dpi)
+        width, height = page.shown_size(picture.read_bytes())
+        assert (width, height) == (pytest.approx(9 * 144, abs=4), pytest.approx(2 * 144, abs=4))
+
+
+def test_the_claims_of_a_figure_are_listed_once(tmp_path):
+    text = build([small.figure()], tmp_path).index.read_text()
+    assert text.count("The last loss is e⁻⁴") == 1  # the scorecard
+    assert "1 of 3" in text
+
+
 def test_the_page_opens_with_what_does_not_hold(tmp_path):
     text = build([small.figure()], tmp_path).index.read_text()
     assert text.index("What does not hold") < text.index("The title of small")
@@ -443,6 +475,11 @@ def test_the_table_points_at_functions_there_are(figure):
         assert function.name.partition("_")[0] == name
     assert figure.alt.endswith(".")
     assert figure.caption.endswith(".")
+    fields = [name for _, name, _, _ in string.Formatter().parse(figure.caption) if name]
+    assert bool(fields) == (figure.words is not None)
+    for function in filter(None, (figure.words, figure.cover)):
+        assert callable(function.resolve())
+    assert bool(figure.cover_caption) == (figure.cover is not None)
 
 
 def test_an_experiment_is_a_file_or_a_folder_with_data_claims_and_figure():
