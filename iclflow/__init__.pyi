@@ -65,6 +65,7 @@ from iclflow.models import Layers as Layers
 from iclflow.models import Merged as Merged
 from iclflow.models import Separate as Separate
 from iclflow.models import Softmax as Softmax
+from iclflow.models import Steps as Steps
 from iclflow.results.netcdf import load as load
 from iclflow.results.netcdf import save as save
 from iclflow.results.trajectory import RESULTS as RESULTS

@@ -52,6 +52,9 @@ D = [
 # with a tenth of the tolerance, a flow of 1e-9 through a drop was off a hundred times as much.
 SHARE = 5e-3
 ROUNDING = 4  # units of rounding error that no linear system is asked to undercut
+# Systems of so many weights are factorised: as many products make J, and six stages share it.
+DENSE = 256
+COLUMNS = 2**28  # bytes of scratch that the products for J may take together
 A, C, D = (np.array([row + [0.0] * (6 - len(row)) for row in rows]) for rows in (A, C, D))
 
 
@@ -70,9 +73,10 @@ class Rosenbrock(diffrax.AbstractAdaptiveSolver[None]):
     For attention whose weights are pairs of key and query (`AbstractModel.pairs`) in the
     population, `Flow` gives the system in the eigenvectors of the task, where learned modes are
     almost decoupled, and a block preconditioner: some ten products per stage, whatever the step.
-    Elsewhere there is no preconditioner, and the number of products grows as the root of step
-    times sharpness. Interpolation between steps is of third order. There is no reverse-mode
-    gradient.
+    Elsewhere, as for several layers, J itself is made and factorised if there are at most 256
+    weights, which takes one product per weight and step. Beyond 256 there is no preconditioner,
+    and the number of products grows as the root of step times sharpness. Interpolation between
+    steps is of third order. There is no reverse-mode gradient.
 
     - `products`: the most products a system may take before its step is rejected.
 
@@ -87,6 +91,7 @@ class Rosenbrock(diffrax.AbstractAdaptiveSolver[None]):
     products: int = eqx.field(static=True, default=2000)
     system: PairSystem | None = None
     tolerances: tuple[Any, Any] | None = None  # relative and absolute, of a step
+    dense: bool = eqx.field(static=True, default=False)  # whether J is made and factorised
 
     term_structure: ClassVar = diffrax.ODETerm
     interpolation_cls: ClassVar = diffrax.ThirdOrderHermitePolynomialInterpolation
@@ -100,7 +105,10 @@ class Rosenbrock(diffrax.AbstractAdaptiveSolver[None]):
         - `loss`, `model`: what flows. Where their linear system is known, it is used.
         - `rtol`, `atol`: the tolerances of the step size controller.
         """
-        return type(self)(self.products, PairSystem.of(loss, model), (rtol, atol))
+        system = PairSystem.of(loss, model)
+        weights = sum(a.size for a in jax.tree.leaves(eqx.filter(model, eqx.is_inexact_array)))
+        dense = system is None and weights <= DENSE and weights * loss.scratch() <= COLUMNS
+        return type(self)(self.products, system, (rtol, atol), dense)
 
     def func(self, terms: diffrax.AbstractTerm, t0: Any, y0: Any, args: Any) -> Any:
         return terms.vf(t0, y0, args)
@@ -144,6 +152,8 @@ class Rosenbrock(diffrax.AbstractAdaptiveSolver[None]):
             solve = _conjugate_gradients(system.product, system.inverse, allowed, self.products)
             return lambda b: system.back(solve(system.turned(b)))
         _, tangent = jax.linearize(slope, y)
+        if self.dense:
+            return _factorised(tangent, y, width)
         allowed = self._allowed(y)
         return _conjugate_gradients(
             lambda x: x - width * tangent(x), lambda x: x, allowed, self.products
@@ -155,6 +165,14 @@ class Rosenbrock(diffrax.AbstractAdaptiveSolver[None]):
             return jnp.zeros_like(y)
         rtol, atol = self.tolerances
         return SHARE * rtol**0.25 * (atol + rtol * jnp.abs(y))
+
+
+def _factorised(tangent: Map, y: Vector, width: Float[Array, ""]) -> Map:
+    """b -> (1 - width · J)⁻¹ b by Cholesky's factors of all of it; NaN where it is not positive."""
+    identity = jnp.eye(y.size, dtype=y.dtype)
+    matrix = identity - width * jax.vmap(tangent)(identity)
+    factor = jax.scipy.linalg.cho_factor((matrix + matrix.T) / 2, lower=True)
+    return lambda b: jax.scipy.linalg.cho_solve(factor, b)
 
 
 def _conjugate_gradients(product: Map, inverse: Map, allowed: Vector, limit: int) -> Map:

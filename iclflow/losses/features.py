@@ -16,8 +16,9 @@ from iclflow.linalg import pack_dual, pack_symmetric
 from iclflow.losses.base import misfit
 from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
-from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, Layers
+from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
 from iclflow.models.kinds import once_a_kind
+from iclflow.models.layers import AbstractLayers
 from iclflow.results.progress import Progress
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.own_prompts import Prompts
@@ -212,7 +213,7 @@ class TwoLayerFeatures(AbstractFeatureMap):
         return jnp.concatenate([correlation, products.reshape(-1)])
 
     def weights(self, model: AbstractModel) -> Float[Array, "O K D"]:
-        if isinstance(model, Layers):
+        if isinstance(model, AbstractLayers):
             first, second = model.matrices()[:, 0, 0]
         else:  # one layer is a second one of zeros
             assert isinstance(model, AbstractLinearModel)
@@ -225,8 +226,8 @@ class TwoLayerFeatures(AbstractFeatureMap):
         return sizes.size**2 + sizes.size**3 * (sizes.size + 1) // 2
 
     def admits(self, model: AbstractModel) -> str | None:
-        if isinstance(model, Layers):
-            layers, outputs = model.layers, model.stack.values.shape[-1]
+        if isinstance(model, AbstractLayers):
+            layers, outputs = model.layers, model.dims()[1]
             if (layers, outputs) == (2, 1):
                 return None
             return (

@@ -10,15 +10,24 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from iclflow.linalg import contract
-from iclflow.losses.base import AbstractLoss
+from iclflow.losses.base import AbstractLoss, misfit
+from iclflow.losses.commuting import (
+    MOST_LAYERS,
+    commuting_noise,
+    commuting_signal,
+    eigenvalue_rule,
+)
 from iclflow.losses.features import ReducedFeatures, refusal
 from iclflow.losses.wishart import two_layer_noise, two_layer_signal
-from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, Layers
+from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, Layers, Steps
 from iclflow.results.display import eigenvalues, is_concrete
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.inputs import Gaussian
 from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.task import ContextLabels, Task, require_task
+
+NODES = 9  # of the rule for one eigenvalue of W, which is exact for up to eight white layers
+DIAGONAL = 1e-10  # the largest share of a matrix off its diagonal that is a rounding error
 
 
 class LengthMoments(eqx.Module):
@@ -95,6 +104,34 @@ class WhiteTask(eqx.Module):
             found = jnp.mean(jax.vmap(of_length)(self.lengths, self.shares))
         return found + self.target_variance
 
+    def steps(
+        self, rates: Float[Array, "L D"], rules: Float[Array, "n K 2"] | None
+    ) -> Float[Array, ""]:
+        """The population loss of diagonal layers, Gaussian inputs.
+
+        - `rates`: the diagonals of the Γ_l; if all of them are multiples of one, `rules` may be
+          the rules for one eigenvalue of W, where inputs are white (D6).
+        - `rules`: None takes (D10), which needs diagonal Λ and E[wwᵀ].
+        """
+        layers = rates * jnp.sum(self.root**2, axis=1)[None]
+
+        def of_length(
+            n: Float[Array, ""], share: Float[Array, ""], rule: Float[Array, "K 2"] | None
+        ) -> Float[Array, ""]:
+            g, variance = share * layers, self.label_variance / n
+            if rule is None:
+                tasks = jnp.diagonal(self.tasks)
+                return commuting_signal(g, tasks, n) + variance * commuting_noise(g, n)
+            s, weights = rule.T
+            read = jnp.zeros_like(s)  # P at an eigenvalue s of W, and Q = 1 - P s
+            for step in g[:, 0]:
+                read = read + step * (1 - s * read)
+            signal = jnp.trace(self.tasks) * (weights @ (1 - s * read) ** 2)
+            return signal + variance * len(self.root) * (weights @ (s * read**2))
+
+        found = jax.vmap(of_length)(self.lengths, self.shares, rules)
+        return jnp.mean(found) + self.target_variance
+
 
 def beyond_white(task: AbstractTask) -> str | None:
     """None if (D5) holds for prompts of the task, else the reason why not."""
@@ -105,6 +142,15 @@ def beyond_white(task: AbstractTask) -> str | None:
     if task.context_labels is ContextLabels.NOISE:
         return "the labels of its context are noise"
     return None
+
+
+def _rules(task: Task) -> Float[Array, "n K 2"] | None:
+    """The rules for one eigenvalue of W at each context length, where the inputs are white."""
+    spectrum = task.spectrum
+    if not is_concrete(spectrum) or np.ptp(np.asarray(spectrum)) > 0:
+        return None
+    found = [eigenvalue_rule(task.size, length, NODES) for length in task.lengths]
+    return jnp.asarray(np.swapaxes(np.array(found), 1, 2))
 
 
 @eqx.filter_jit
@@ -165,7 +211,9 @@ class Population(AbstractLoss):
     B = (1 + 1/N) Λ S_w Λ + (tr(Λ S_w) + σ²) Λ / N, G = Λ S_w Λ; the paper's (20)(31) is S_w = I.
 
     Two layers of Gaussian inputs are (D16)(D17), for any weights; `white` is what they need of the
-    task, None where they do not hold.
+    task, None where they do not hold. `Steps` that commute with the covariance are (D10) up to
+    three layers, and (D6) up to eight where the inputs are white: `rules` has the nodes and the
+    weights that average over one eigenvalue of W, None where the inputs are not white.
 
     >>> import jax, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
@@ -179,6 +227,7 @@ class Population(AbstractLoss):
     second: Float[Array, "OD OD"]
     covariance: Float[Array, "D D"]
     white: WhiteTask | None
+    rules: Float[Array, "n K 2"] | None
 
     def __init__(self, task: AbstractTask) -> None:
         """Evaluate the closed forms.
@@ -188,6 +237,7 @@ class Population(AbstractLoss):
         known = require_task(task, "the population is")
         self.power, self.cross, self.second, self.covariance = _closed_form(known)
         self.white = WhiteTask.of(known) if isinstance(known.inputs, Gaussian) else None
+        self.rules = _rules(known) if self.white is not None else None
 
     def shown(self) -> dict[str, Any]:
         """The eigenvalues of Λ, the context lengths where they are kept, and L(0) = E|y|²."""
@@ -203,6 +253,10 @@ class Population(AbstractLoss):
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         self.require(model)
+        if isinstance(model, Steps):
+            assert self.white is not None
+            shared = self.rules is not None and model.steps.shape[-1] == 1
+            return self.white.steps(model.rates(), self.rules if shared else None)
         if isinstance(model, Layers):
             if model.layers == 2:
                 assert self.white is not None
@@ -213,6 +267,8 @@ class Population(AbstractLoss):
         return self.power + bilinear_form(weights, self.second, self.covariance, self.cross)
 
     def admits(self, model: AbstractModel) -> str | None:
+        if isinstance(model, Steps):
+            return misfit(model, *self.dims()) or self._beyond_steps(model)
         if isinstance(model, Layers) and model.layers > 1:
             if model.layers > 2:
                 return (
@@ -233,6 +289,31 @@ class Population(AbstractLoss):
                 "population_moments(task), or sampled Moments"
             )
         return refusal(ReducedFeatures(), model, *self.dims())
+
+    def _beyond_steps(self, model: Steps) -> str | None:
+        """Why the closed form of layers that commute with Λ does not hold; None if it does."""
+        white, layers = self.white, model.layers
+        if white is None:
+            return (
+                "the closed form of steps covers Gaussian inputs, one output and labels made by "
+                "the task; use Draws or Statistics"
+            )
+        if self.rules is not None and model.steps.shape[-1] == 1:
+            return None if layers < NODES else f"steps are known up to {NODES - 1}, got {layers}"
+        if layers > MOST_LAYERS:
+            return (
+                f"the closed form of more than {MOST_LAYERS} steps covers white inputs with one "
+                f"number per layer (shared=True), got {layers}; use Draws.sample(task, 1000, key)"
+            )
+        if is_concrete(white.root) and is_concrete(white.tasks):
+            for matrix in (np.asarray(white.root @ white.root.T), np.asarray(white.tasks)):
+                off = matrix - matrix * np.eye(matrix.shape[-1])
+                if np.abs(off).max() > DIAGONAL * np.abs(matrix).max():
+                    return (
+                        "the closed form of steps needs covariances of inputs and tasks that are "
+                        "diagonal; leave the rotation out, or use Draws"
+                    )
+        return None
 
     def dims(self) -> tuple[int, int]:
         return self.covariance.shape[0], self.cross.shape[0]

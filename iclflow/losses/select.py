@@ -25,7 +25,8 @@ from iclflow.losses.memory import RESERVE, available_bytes
 from iclflow.losses.moments import moments_bytes
 from iclflow.losses.population import beyond_white
 from iclflow.losses.statistics import statistics_bytes
-from iclflow.models import AbstractModel, Layers
+from iclflow.models import AbstractModel
+from iclflow.models.layers import AbstractLayers
 from iclflow.results.progress import Progress
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.checks import require_kind, require_size
@@ -110,7 +111,7 @@ def select(source: Sizes, model: AbstractModel, sequences: int | None) -> Choice
     reason = misfit(model, source.size, source.outputs)
     if reason is not None:
         raise ValueError(f"no loss of this task can take {type(model).__name__}: {reason}")
-    if isinstance(model, Layers):
+    if isinstance(model, AbstractLayers):
         return _select_layers(source, model, sequences)
     maps = (ReducedFeatures(), FullFeatures())
     features = next((map_ for map_ in maps if map_.admits(model) is None), None)
@@ -137,23 +138,22 @@ def select(source: Sizes, model: AbstractModel, sequences: int | None) -> Choice
     return Choice("sequences", "exact; features and moments would not fit in memory")
 
 
-def _select_layers(source: Sizes, model: Layers, sequences: int | None) -> Choice:
+def _select_layers(source: Sizes, model: AbstractLayers, sequences: int | None) -> Choice:
     """`select` for several linear layers."""
     layers, size = model.layers, source.size
     pairs = TwoLayerFeatures() if layers == 2 and source.outputs == 1 else None
     if sequences is None:
         reason = beyond_white(source) if isinstance(source, AbstractTask) else "it is of prompts"
-        if layers == 1 and isinstance(source, Task):
-            return Choice("population", "closed-form moments, no sampling error")
+        if isinstance(source, Task) and Population(source).admits(model) is None:
+            known = f"closed form of {layers} layers" if layers > 1 else "closed-form moments"
+            return Choice("population", f"{known}, no sampling error", pairs)
         if reason is not None:
             raise ValueError(
                 f"{layers} layers have no population in closed form here: {reason}; give a number "
                 f"of sequences, for example 2000"
             )
         assert isinstance(source, Task)
-        if layers == 2 and isinstance(source.inputs, Gaussian):
-            return Choice("population", "closed form of two layers, no sampling error", pairs)
-        why = "inputs that are not Gaussian" if layers == 2 else f"{layers} layers"
+        why = f"{layers} layers" if isinstance(source.inputs, Gaussian) else "these inputs"
         return Choice(
             "draws", f"sampled: no closed form for {why}; {DRAWS} draws of Λ̂ for every step", pairs
         )

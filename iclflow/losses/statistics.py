@@ -13,7 +13,8 @@ from iclflow.losses.base import misfit
 from iclflow.losses.features import NOT_LINEAR, AbstractStatistic, Sizes, gather
 from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
-from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, Layers
+from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
+from iclflow.models.layers import AbstractLayers
 from iclflow.results.progress import Progress
 from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.prompt import Prompt
@@ -129,7 +130,7 @@ def statistics_bytes(sizes: Sizes, sequences: int) -> int:
 
 def layer_weights(model: AbstractModel) -> Float[Array, "L O O D D"]:
     """M_l of every layer of a model that `beyond_layers` admits."""
-    if isinstance(model, Layers):
+    if isinstance(model, AbstractLayers):
         return model.matrices()
     assert isinstance(model, AbstractLinearModel)
     return model.reduced_weights()[None]
@@ -137,7 +138,7 @@ def layer_weights(model: AbstractModel) -> Float[Array, "L O O D D"]:
 
 def beyond_layers(model: AbstractModel) -> str | None:
     """None if Λ̂ and β say all that the model takes from a context, else the reason why not."""
-    if isinstance(model, Layers):
+    if isinstance(model, AbstractLayers):
         return None
     if not isinstance(model, AbstractLinearModel):
         return NOT_LINEAR

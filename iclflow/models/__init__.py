@@ -8,6 +8,7 @@ from iclflow.models.base import Blocks as Blocks
 from iclflow.models.base import draw_model as draw_model
 from iclflow.models.base import draw_models as draw_models
 from iclflow.models.base import empty_model as empty_model
+from iclflow.models.layers import AbstractLayers as AbstractLayers
 from iclflow.models.layers import Layers as Layers
 from iclflow.models.layers import LayersInitialiser as LayersInitialiser
 from iclflow.models.merged import LinearTransformerInitialiser as LinearTransformerInitialiser
@@ -21,3 +22,5 @@ from iclflow.models.separate import Separate as Separate
 from iclflow.models.separate import SeparateInitialiser as SeparateInitialiser
 from iclflow.models.softmax import Softmax as Softmax
 from iclflow.models.softmax import SoftmaxInitialiser as SoftmaxInitialiser
+from iclflow.models.steps import Steps as Steps
+from iclflow.models.steps import StepsInitialiser as StepsInitialiser

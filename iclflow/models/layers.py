@@ -3,6 +3,7 @@
 The equation numbers (D1), (D2), … are those of the page on depth.
 """
 
+import abc
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
@@ -24,7 +25,42 @@ from iclflow.tasks.checks import require_size
 from iclflow.tasks.prompt import Prompt
 
 
-class Layers(AbstractModel):
+class AbstractLayers(AbstractModel):
+    """L layers that rewrite the label slot of every token, known by their matrices Γ_l (D1).
+
+    >>> import iclflow as icl
+    >>> [issubclass(kind, icl.models.AbstractLayers) for kind in (icl.Layers, icl.Steps, icl.MLP)]
+    [True, True, False]
+    """
+
+    layers: eqx.AbstractVar[int]
+    tied: eqx.AbstractVar[bool]
+
+    @abc.abstractmethod
+    def dims(self) -> tuple[int, int]:
+        """(D, O)."""
+
+    @abc.abstractmethod
+    def matrices(self) -> Float[Array, "L O O D D"]:
+        """M_l[o, p, d, c] of every layer; with one output M_l = Γ_l."""
+
+    def __call__(self, prompt: Prompt) -> Float[Array, " O"]:
+        size = prompt.inputs.shape[1]
+        tokens = prompt.tokens  # the query's label slot, and all of a hidden token, is 0
+        query = prompt.context if prompt.length is None else prompt.length
+        inputs, labels = tokens[:, :size], tokens[:, size:]
+        in_context = (jnp.arange(len(tokens)) < query)[:, None]  # the query is masked
+
+        def through(
+            labels: Float[Array, "n O"], weights: Float[Array, "O O D D"]
+        ) -> tuple[Float[Array, "n O"], None]:
+            read = jnp.where(in_context, labels, 0.0).T @ inputs / prompt.divisor
+            return labels - inputs @ jnp.einsum("opdc,pd->co", weights, read), None
+
+        return -jax.lax.scan(through, labels, self.matrices())[0][query]
+
+
+class Layers(AbstractLayers):
     """L layers that rewrite the label slot of every token, the query's included (D1).
 
     Token n holds (x_n, r_n), at first r_n = y_n, and the query holds (x_q, 0). Layer l does
@@ -103,24 +139,8 @@ class Layers(AbstractModel):
         return jax.tree.map(lambda a: a[0 if self.tied else index], self.stack)
 
     def matrices(self) -> Float[Array, "L O O D D"]:
-        """M_l[o, p, d, c] of every layer; with one output M_l = Γ_l."""
         found = jax.vmap(lambda layer: layer.reduced_weights())(self.stack)
         return jnp.broadcast_to(found, (self.layers, *found.shape[1:])) if self.tied else found
-
-    def __call__(self, prompt: Prompt) -> Float[Array, " O"]:
-        size = prompt.inputs.shape[1]
-        tokens = prompt.tokens  # the query's label slot, and all of a hidden token, is 0
-        query = prompt.context if prompt.length is None else prompt.length
-        inputs, labels = tokens[:, :size], tokens[:, size:]
-        in_context = (jnp.arange(len(tokens)) < query)[:, None]  # the query is masked
-
-        def through(
-            labels: Float[Array, "n O"], weights: Float[Array, "O O D D"]
-        ) -> tuple[Float[Array, "n O"], None]:
-            read = jnp.where(in_context, labels, 0.0).T @ inputs / prompt.divisor
-            return labels - inputs @ jnp.einsum("opdc,pd->co", weights, read), None
-
-        return -jax.lax.scan(through, labels, self.matrices())[0][query]
 
     @classmethod
     def initialiser(

@@ -13,7 +13,8 @@ from jaxtyping import Array, Float
 from iclflow.losses import AbstractLoss, Draws, Population, Sequences, population_moments
 from iclflow.losses.changing import changes
 from iclflow.losses.population import beyond_white
-from iclflow.models import AbstractLinearModel, AbstractModel, Layers
+from iclflow.models import AbstractLinearModel, AbstractModel
+from iclflow.models.layers import AbstractLayers
 from iclflow.results.trajectory import Labelled
 from iclflow.runs.labels import axis_labels
 from iclflow.runs.record import Record
@@ -207,6 +208,6 @@ def population_of(
     if isinstance(model, AbstractLinearModel):
         return population_moments(task)
     key = jax.random.key(SAMPLED)
-    if isinstance(model, Layers) and beyond_white(task) is None:
+    if isinstance(model, AbstractLayers) and beyond_white(task) is None:
         return Draws.sample(task, sequences, key)
     return Sequences.sample(task, sequences, key)

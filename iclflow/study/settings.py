@@ -23,10 +23,10 @@ from iclflow.dynamics import (
     Momentum,
     stable_rate,
 )
-from iclflow.losses import AbstractLoss, Curriculum, Fresh, Minibatch
+from iclflow.losses import AbstractLoss, Curriculum, Fresh, Minibatch, Population
 from iclflow.losses.memory import require_memory
 from iclflow.losses.select import Choice, select
-from iclflow.models import AbstractInitialiser, Blocks, Layers, empty_model
+from iclflow.models import AbstractInitialiser, AbstractModel, Blocks, Layers, empty_model
 from iclflow.models.registry import MODELS
 from iclflow.results.choices import require_choice
 from iclflow.results.netcdf import opened
@@ -320,7 +320,8 @@ class Settings(Fields):
     def build_dynamics(self, loss: AbstractLoss, init: AbstractInitialiser) -> AbstractDynamics:
         """Descent or flow; the default rate is a quarter of the stability limit."""
         if self.dynamics == "flow":
-            return Flow(1e-9 if self.tolerance is None else self.tolerance)
+            tolerance = 1e-9 if self.tolerance is None else self.tolerance
+            return Flow(tolerance, solver=_flow_solver(loss, empty_model(init)))
         rate = self.rate
         if rate is None and self.optimiser == "adam":
             rate = ADAM_RATE
@@ -335,6 +336,19 @@ class Settings(Fields):
             "adam": Adam,
         }
         return kinds[self.optimiser]()
+
+
+def _flow_solver(loss: AbstractLoss, model: AbstractModel) -> Any:
+    """The solver of a flow: implicit for few weights of several layers, else that of `Flow`.
+
+    Two layers with a small init scale are stiff long before their last drop.
+    """
+    if not isinstance(model, Layers) or model.layers == 1 or not isinstance(loss, Population):
+        return None
+    from iclflow.dynamics.rosenbrock import Rosenbrock  # loads Diffrax, which only a flow needs
+
+    solver = Rosenbrock()
+    return solver if solver.on(loss, model, 0.0, 0.0).dense else None
 
 
 def _stated(path: Path) -> dict[str, Any]:

@@ -196,3 +196,22 @@ def test_the_limit_of_steps_is_a_result():
     run = icl.simulate(icl.Population(task), start(task, 4), flow, saveat=marks)
     assert run.result == icl.RESULTS.step_limit
     assert np.isnan(run.loss[-1])
+
+
+@pytest.mark.long
+def test_several_layers_have_their_jacobian_factorised():
+    """Two layers to their end: the flow of Tsitouras; too large systems are left to products."""
+    task = icl.Task([0.6, 0.3], 15)
+    loss = icl.Population(task)
+    model = icl.Layers.initialiser(task, heads=2, scale=0.1)(jax.random.key(0))
+    solver = icl.Rosenbrock()
+    assert solver.on(loss, model, 1e-7, 1e-8).dense
+    wide = icl.Layers.initialiser(task, heads=40, scale=0.1)(jax.random.key(0))
+    assert not solver.on(loss, wide, 1e-7, 1e-8).dense  # 400 weights: products only
+    many = icl.Statistics.sample(task, 50_000, jax.random.key(1))
+    assert not solver.on(many, model, 1e-7, 1e-8).dense  # 20 products beside one another
+    marks = np.concatenate([[0.0], np.geomspace(10.0, 4e3, 60)])
+    exact = icl.simulate(loss, model, icl.Flow(1e-9), saveat=marks)
+    found = icl.simulate(loss, model, icl.Flow(1e-7, solver=solver), saveat=marks)
+    assert float(exact.loss[-1]) < 0.1 < float(exact.loss[0])
+    np.testing.assert_allclose(found.loss, exact.loss, rtol=1e-5)
