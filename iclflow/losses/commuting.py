@@ -204,8 +204,8 @@ def commuting_signal(
 
     >>> import jax.numpy as jnp
     >>> from iclflow.losses.commuting import commuting_signal
-    >>> one_layer = commuting_signal(jnp.array([[0.5, 0.5]]), jnp.array([0.6, 0.4]), 9.0)
-    >>> round(float(one_layer), 6)  # (1 - g)² + g² (D + 1)/N, per tr T
+    >>> steps, tasks = jnp.array([[0.5, 0.5]]), jnp.array([0.6, 0.4])
+    >>> round(float(commuting_signal(steps, tasks, jnp.array(9.0))), 6)  # (1 - g)² + g² (D + 1)/N, per tr T
     0.333333
     """
     count, letters = _letters(layers, tasks)
