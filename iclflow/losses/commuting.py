@@ -205,7 +205,7 @@ def commuting_signal(
     >>> import jax.numpy as jnp
     >>> from iclflow.losses.commuting import commuting_signal
     >>> steps, tasks = jnp.array([[0.5, 0.5]]), jnp.array([0.6, 0.4])
-    >>> round(float(commuting_signal(steps, tasks, jnp.array(9.0))), 6)  # (1 - g)² + g² (D + 1)/N, per tr T
+    >>> round(float(commuting_signal(steps, tasks, jnp.array(9.0))), 6)  # (1 - g)² + g² (D + 1)/N
     0.333333
     """
     count, letters = _letters(layers, tasks)
