@@ -19,7 +19,7 @@ from iclflow.cli.options import above_zero, add_settings, floats, names, positiv
 from iclflow.cli.outputs import add_force, check_outputs
 from iclflow.results.choices import printable
 from iclflow.results.progress import progress_bar
-from iclflow.study.fields import MODEL, TASK, described
+from iclflow.study.fields import FIELDS, MODEL, TASK
 
 EXAMPLES = """examples:
   iclflow simulate --heads 5 --scale 0.05 --out run.nc
@@ -44,7 +44,7 @@ SERIES = {"hf": None, "revisions": None, "measures": None, "subspace": 8, "stack
 SERIES |= {"show": None, "keep_going": False, "log": None, "column": None}
 CURVE = {"rate": None, "starts": 32, "convention": "iclflow", "floor": 0.0, "column": None}
 CURVE |= {"early": None, "late": None, "positions": None, "metrics": None, "scores": None}
-THEORY = {name: None for name, (_, about) in described().items() if about.group in (TASK, MODEL)}
+THEORY = {name: None for name, (_, about) in FIELDS.items() if about.group in (TASK, MODEL)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -422,7 +422,7 @@ def theory_of(args: argparse.Namespace) -> tuple[Any, list[Any], float | None]:
     from iclflow.published.weights import PublishedInitialiser, normalised
 
     if args.spectrum is None:
-        for name in described():
+        for name in FIELDS:
             if name != "seed" and getattr(args, name, None) is not None:
                 option = name.replace("_", "-")
                 raise ValueError(f"--{option} needs the task: give --spectrum and --context")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from iclflow.cli.options import add_settings, settings_of
 from iclflow.cli.outputs import add_force, check_outputs
-from iclflow.study.fields import DATA, DYNAMICS, MODEL, RUNS, TASK, described
+from iclflow.study.fields import DATA, DYNAMICS, FIELDS, MODEL, RUNS, TASK
 
 EXAMPLES = """examples:
   # the page, opened in the browser
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from iclflow.explorer.explore import explore
 
     check_outputs(args, (".html", ".htm"), [*args.runs, *([args.file] if args.file else [])])
-    given = [name for name in described() if getattr(args, name, None) is not None]
+    given = [name for name in FIELDS if getattr(args, name, None) is not None]
     if args.runs and (given or args.file):
         said = f"--{given[0].replace('_', '-')}" if given else "--from"
         raise ValueError(f"{args.runs[0]} has its own settings; leave {said} out, or the file")

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from iclflow.cli.console import print_json
-from iclflow.cli.options import above_zero, positive, seed, typed
+from iclflow.cli.options import add_settings, given
 from iclflow.cli.resuming import finished, train_into
 from iclflow.results.progress import progress_bar
+from iclflow.study.flags import DATA, MODEL, TRAINING, Options
 
 EXAMPLES = """examples:
   iclflow train --model attnM --head 8 --init 1e-6 --show
@@ -43,51 +44,13 @@ A run that was stopped (Ctrl-C, SIGTERM) goes on when the same command is given 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The published flags with their defaults; unambiguous prefixes work."""
-    model = parser.add_argument_group("model")
-    model.add_argument(
-        "--model", default="attnM", metavar="NAME",
-        help="attnM (merged key and query; default), attnS (separate) or mlp",
-    )  # fmt: skip
-    model.add_argument("--head_num", type=positive, default=1, metavar="H", help="heads (1)")
-    model.add_argument(
-        "--rank", "--KQ_dim", dest="rank", type=positive, default=1, metavar="R",
-        help="of keys and queries (1)",
-    )  # fmt: skip
-    model.add_argument(
-        "--init", type=typed(float), default=0.01, metavar="STD",
-        help="scale of the initial weights (0.01)",
-    )  # fmt: skip
-    model.add_argument(
+    add_settings(parser, MODEL, DATA, TRAINING, fields=Options, dash="_")
+    conventions = parser.add_argument_group("conventions")
+    conventions.add_argument(
         "--init-convention", default="figures", choices=("figures", "newest"),
         help="attnS: std init and init/sqrt(R(D+1)) as for the figures (default), or those of the "
         "newest version, with which D=8 runs stay on the first plateau",
     )  # fmt: skip
-    model.add_argument("--softmax", action="store_true", help="softmax attention")
-    model.add_argument("--cubic_feat", action="store_true", help="cubic features, for mlp")
-
-    data = parser.add_argument_group("data")
-    data.add_argument("--in_dim", type=positive, default=4, metavar="D", help="of x (4)")
-    data.add_argument("--out_dim", type=positive, default=1, help="of y; only 1")
-    data.add_argument(
-        "--seq_len", type=positive, default=32, metavar="TOKENS",
-        help="tokens with the query, N + 1 (32)",
-    )  # fmt: skip
-    data.add_argument("--trainset_size", type=positive, default=5000, metavar="P")
-    data.add_argument(
-        "--testset_size", type=typed(int, least=0), default=0, metavar="P",
-        help="sequences of the in-weight and the in-context test set (0: no test)",
-    )  # fmt: skip
-    data.add_argument(
-        "--icl", type=portion, default=1.0, metavar="PORTION",
-        help="portion of RANDOM task vectors (1); the paper names the portion fixed",
-    )  # fmt: skip
-    data.add_argument("--white_cov", action="store_true", help="covariance I/D, not 1..D")
-    data.add_argument("--vary_len", action="store_true", help="average over context lengths")
-
-    training = parser.add_argument_group("training")
-    training.add_argument("--epoch", type=positive, default=6001, help="updates (6001)")
-    training.add_argument("--lr", type=above_zero, default=0.001, help="rate (0.001)")
-    training.add_argument("--seed", type=seed, default=10, help="of data and weights (10)")
 
     output = parser.add_argument_group("output")
     output.add_argument("--show", action="store_true", help="open a window, where there is one")
@@ -99,28 +62,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
-def portion(text: str) -> float:
-    """A number between 0 and 1; a bare name is a shell variable without its `$`."""
-    if text.isidentifier() and text not in ("nan", "inf", "infinity"):
-        raise argparse.ArgumentTypeError(
-            f"needs a number between 0 and 1, got {text!r}; if {text} is a shell variable, the $ "
-            f"is missing: --icl ${text}"
-        )
-    return typed(float)(text)
-
-
 def run(args: argparse.Namespace) -> int:
     """Train, write the files, report."""
     import dataclasses
 
-    from iclflow.published import InitConvention, Options, train
+    from iclflow.published import InitConvention, train
     from iclflow.published.training import stated
     from iclflow.results.provenance import content_key
     from iclflow.runs.labels import FAILED, OUTCOMES
 
     began = time.perf_counter()
-    fields = [field.name for field in dataclasses.fields(Options)]
-    options = Options(**{name: getattr(args, name) for name in fields})
+    options = Options(**given(args, Options))
     require_room(options)
     if options.init == 0:
         warnings.warn("from zero weights nothing is learned; give an --init", stacklevel=1)

@@ -1,9 +1,17 @@
-"""Settings of `iclflow simulate` as an address of the page, refused where it has no such thing."""
+"""Settings of `iclflow simulate` as an address of the page, refused where it has no such thing.
 
+`python -m iclflow.explorer.address` writes what the page knows of the options of `simulate`, its
+file `web/page/options.js`; a test holds the two together.
+"""
+
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from iclflow.study.fields import from_names
+from iclflow.results.files import write_text
+from iclflow.study.fields import FIELDS, from_names
+from iclflow.study.option import kinds_of
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
 
@@ -11,13 +19,8 @@ MODELS = ("separate", "merged", "linear-transformer", "softmax-separate", "softm
 MIXED = ("separate", "merged")  # those that have a fixed task
 COMPONENTS = 8
 
-# Name -> least and largest value, those of `web/page/settings.js` (a test compares them).
-BOUNDS: dict[str, tuple[float, float]] = {
-    "spectrum": (0.005, 2), "task_covariance": (0.1, 8), "context": (1, 1000), "noise": (0, 3),
-    "fixed_fraction": (0, 1), "heads": (1, 16), "rank": (1, 8), "scale": (1e-6, 3),
-    "eigen_seed": (0, 2**32 - 1), "sequences": (0, 80_000), "data_seed": (0, 2**32 - 1),
-    "rate": (0, 20), "steps": (0, 1e6), "seeds": (1, 100), "seed": (0, 2**32 - 101),
-}  # fmt: skip
+# Name -> least and largest value on the page.
+BOUNDS = {name: about.page for name, (_, about) in FIELDS.items() if about.page is not None}
 _OF_FILES = {"save", "record"}  # when and what a file records: the page keeps what it shows
 INSTEAD = "iclflow simulate --plot draws it"
 
@@ -82,3 +85,43 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(map(repr, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def options() -> str:
+    """The page's module with models, defaults, bounds and whole numbers of `simulate`.
+
+    The page has a number where `simulate` leaves one out: 0 sequences for the population, the rate
+    and the steps 0 where the page chooses them, and a variance of 1 for every component.
+    """
+    spectrum = Settings.spectrum
+    defaults = {name: getattr(Settings, name) for name in ("model", *BOUNDS, "rotate")}
+    defaults = {name: 0 if value is None else value for name, value in defaults.items()}
+    defaults["task_covariance"] = [1] * len(spectrum)
+    whole = [name for name in BOUNDS if int in kinds_of(FIELDS[name][0])]
+    parts = {
+        "MODELS": ("the models of the page", list(MODELS)),
+        "COMPONENTS": ("components at most", COMPONENTS),
+        "DEFAULTS": ("what `iclflow simulate` takes where nothing is said", defaults),
+        "BOUNDS": ("least and largest value", BOUNDS),
+        "WHOLE": ("whole numbers", whole),
+    }
+    lines = ["// Options of `iclflow simulate`: written by `python -m iclflow.explorer.address`."]
+    for name, (about, value) in parts.items():
+        lines += ["", f"/** {about} */", f"export const {name} = {_script(value)};"]
+    return "\n".join(lines) + "\n"
+
+
+def _script(value: Any) -> str:
+    """A value as JavaScript, laid out as the page's other modules are."""
+    if isinstance(value, dict):
+        rows = "".join(f"  {name}: {_script(one)},\n" for name, one in value.items())
+        return f"{{\n{rows}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_script, value))}]"
+    if isinstance(value, float):
+        return repr(value).replace("e-0", "e-").removesuffix(".0")
+    return json.dumps(value)
+
+
+if __name__ == "__main__":
+    print(write_text(Path(__file__).parent / "web" / "page" / "options.js", options()))

@@ -3,7 +3,6 @@
 from iclflow.published.conversions import Convention as Convention
 from iclflow.published.conversions import Shape as Shape
 from iclflow.published.conversions import Stated as Stated
-from iclflow.published.options import Options as Options
 from iclflow.published.recording import RecordedRun as RecordedRun
 from iclflow.published.recording import Replayed as Replayed
 from iclflow.published.recording import replay as replay
@@ -17,3 +16,4 @@ from iclflow.published.weights import PublishedInitialiser as PublishedInitialis
 from iclflow.published.weights import from_published as from_published
 from iclflow.published.weights import normalised as normalised
 from iclflow.published.weights import to_published as to_published
+from iclflow.study.flags import Options as Options

@@ -17,12 +17,12 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from iclflow.losses import AbstractLoss, Moments, ReducedFeatures
 from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractInitialiser, AbstractModel
-from iclflow.published.options import Options
 from iclflow.published.training import descend, published_loss
 from iclflow.published.weights import from_published
 from iclflow.results.progress import Progress
 from iclflow.results.reading import Archive, parse_json
 from iclflow.runs.labels import OUTCOMES
+from iclflow.study.flags import Options
 from iclflow.tasks.prompt import Normaliser, Prompt
 from iclflow.tasks.prompts import StackedPrompts
 

@@ -15,11 +15,11 @@ from iclflow.dynamics import Descent
 from iclflow.losses import AbstractLoss
 from iclflow.losses.select import select
 from iclflow.models import AbstractInitialiser, AbstractModel
-from iclflow.published.options import Options
 from iclflow.published.weights import InitConvention, PublishedInitialiser, value_weights
 from iclflow.results.progress import Progress
 from iclflow.runs.record import OfModel
 from iclflow.runs.sweep import sweep
+from iclflow.study.flags import Options
 from iclflow.tasks.prompt import Normaliser, Prompt
 from iclflow.tasks.prompts import AbstractPromptSet, PromptSet
 from iclflow.tasks.spectra import named_spectrum

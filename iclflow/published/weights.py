@@ -19,7 +19,7 @@ from iclflow.models import (
     Separate,
     Softmax,
 )
-from iclflow.published.options import Options
+from iclflow.study.flags import Options
 from iclflow.tasks.prompt import Prompt
 
 Model = TypeVar("Model", bound=AbstractModel)

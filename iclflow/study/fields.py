@@ -4,140 +4,12 @@ Nothing heavy is imported here: `iclflow simulate --help` is made from these fie
 """
 
 import dataclasses
-import functools
 import math
-import numbers
-import types
-import typing
 from collections.abc import Mapping
 from typing import Any
 
 from iclflow.results.choices import require_choice
-
-MANY = 1_000_000  # values in a list
-
-
-@dataclasses.dataclass(frozen=True)
-class Option:
-    """What may be said about an option, besides its name, type and default.
-
-    - `group`, `help`, `metavar`: where and how `--help` shows it.
-    - `least`, `above`, `most`: bounds of a number, or of every number of a list.
-    - `choices`: the words it may be.
-    - `needs`: another option, and values of it, without which this one does nothing; with no
-      values, any but its default.
-    - `aliases`: other names of it.
-    - `variants`: whether it is a list of variants of the settings, `NAME: FIELD=VALUE; FIELD=VALUE`
-      (see `variant`). The shell gives one at a time, a settings file a table for each.
-    """
-
-    group: str
-    help: str
-    metavar: str | None = None
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
-    choices: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
-    variants: bool = False
-
-    def check(self, name: str, kind: Any, value: Any) -> Any:
-        """The value as the type of its field, or `ValueError` in one line."""
-        if value is None and types.NoneType in typing.get_args(kind):
-            return None
-        if self.variants:
-            return _variants(name, value)
-        kinds = _kinds(kind)
-        if isinstance(value, str) and str in kinds:
-            if self.choices:
-                require_choice(name.replace("_", " "), value, self.choices)
-            return value
-        lists = [typing.get_args(one)[0] for one in kinds if typing.get_origin(one) is tuple]
-        if lists and isinstance(value, list | tuple):
-            if not 0 < len(value) <= MANY:
-                got = "an empty list" if not value else f"{len(value)}"
-                raise ValueError(f"{name} needs 1 to {MANY} values, got {got}")
-            return tuple(self._one(name, lists[0], item) for item in value)
-        return self._one(name, next((k for k in kinds if k in _NEEDED), kinds[0]), value)
-
-    def _one(self, name: str, kind: Any, value: Any) -> Any:
-        fits = {
-            bool: isinstance(value, bool),
-            str: isinstance(value, str),
-            int: isinstance(value, numbers.Integral) and not isinstance(value, bool),
-            float: isinstance(value, numbers.Real) and not isinstance(value, bool),
-        }
-        if not fits.get(kind, False):
-            raise ValueError(f"{name} needs {_NEEDED.get(kind, 'a list')}, got {short(value)}")
-        if kind in (bool, str):
-            return value
-        if kind is float and not math.isfinite(value):
-            raise ValueError(f"{name} must be finite, got {value}")
-        value = kind(value)
-        if self.least is not None and value < self.least:
-            raise ValueError(f"{name} must be at least {self.least:g}, got {short(value)}")
-        if self.above is not None and value <= self.above:
-            raise ValueError(f"{name} must be above {self.above:g}, got {short(value)}")
-        if self.most is not None and value > self.most:
-            raise ValueError(f"{name} must be at most {self.most:g}, got {short(value)}")
-        return value
-
-    def read(self, name: str, kind: Any, text: str) -> Any:
-        """The value that a text of the shell states."""
-        kinds = _kinds(kind)
-        if str in kinds and not (len(kinds) > 1 and ("," in text or not text[:1].isalpha())):
-            return self.check(name, kind, text)
-        for one in kinds:
-            if typing.get_origin(one) is tuple:
-                return self.check(name, kind, _items(name, typing.get_args(one)[0], text))
-        return self.check(name, kind, _number(name, kinds[0], text))
-
-
-_NEEDED = {bool: "true or false", str: "a word", int: "a whole number", float: "a number"}
-
-
-def option(default: Any, group: str, help: str, **about: Any) -> Any:
-    """A field of settings with its description."""
-    return dataclasses.field(default=default, metadata={"option": Option(group, help, **about)})
-
-
-def short(value: Any) -> str:
-    """A value in a message, not longer than a line."""
-    try:
-        shown = repr(value)
-    except (ValueError, RecursionError):  # a number of too many digits, a list in a list in a …
-        shown = f"one too long to show ({type(value).__name__})"
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."
-
-
-def _kinds(kind: Any) -> tuple[Any, ...]:
-    parts = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    return tuple(part for part in parts if part is not types.NoneType)
-
-
-def _items(name: str, kind: Any, text: str) -> list[Any]:
-    """The parts of `a,b,c`; of whole numbers also `FIRST-LAST`."""
-    first, dash, last = text.partition("-")
-    if kind is int and dash:
-        try:
-            ends = int(first), int(last)
-        except ValueError:
-            raise ValueError(f"{name} needs FIRST-LAST or a list, got {short(text)}") from None
-        if not 0 <= ends[1] - ends[0] < MANY:
-            raise ValueError(f"{name} needs 1 to {MANY} values, got {short(text)}")
-        return list(range(ends[0], ends[1] + 1))
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    return parts if kind is str else [_number(name, kind, part) for part in parts]
-
-
-def _number(name: str, kind: Any, text: str) -> Any:
-    try:
-        return kind(text)
-    except ValueError:
-        comma = "; separate numbers by commas" if len(text.split()) > 1 else ""
-        raise ValueError(f"{name} needs {_NEEDED[kind]}, got {short(text)}{comma}") from None
-
+from iclflow.study.option import Option, check_all, described, option, short
 
 TASK, MODEL, DATA = "task", "model", "data and level of exactness"
 DYNAMICS, RUNS = "dynamics", "runs"
@@ -155,15 +27,38 @@ SMALLEST = 1e-100  # init scale besides 0, whose third power is a normal number
 
 
 @dataclasses.dataclass(frozen=True)
+class Variants(Option):
+    """A list of variants of the settings, `NAME: FIELD=VALUE; FIELD=VALUE` (see `variant`).
+
+    The shell gives one at a time, a settings file has a table for each.
+    """
+
+    repeats = True
+
+    def check(self, name: str, kind: Any, value: Any) -> Any:
+        return None if value is None else _variants(name, value)
+
+    def read(self, name: str, kind: Any, text: str) -> Any:
+        variant(name, text)
+        return text
+
+
+@dataclasses.dataclass(frozen=True)
 class Fields:
     """Task, model, level of exactness and dynamics; each field an option of the shell and TOML."""
 
     spectrum: tuple[float, ...] | str = option(
-        (0.4, 0.3, 0.2, 0.1), TASK, "eigenvalues, or white, linear, power:ALPHA", metavar="LIST"
+        (0.4, 0.3, 0.2, 0.1),
+        TASK,
+        "eigenvalues, or white, linear, power:ALPHA",
+        metavar="LIST",
+        page=(0.005, 2),
     )
     dim: int | None = option(None, TASK, "for a named spectrum", metavar="D", least=1)
     trace: float | None = option(None, TASK, "of the covariance (named: 1)", above=0)
-    context: int = option(31, TASK, "labelled pairs", metavar="N", least=1, most=10**15)
+    context: int = option(
+        31, TASK, "labelled pairs", metavar="N", least=1, most=10**15, page=(1, 1000)
+    )
     lengths: tuple[int, ...] | None = option(
         None, TASK, "average over lengths, e.g. 1-31 or 8,16", least=1
     )
@@ -171,14 +66,21 @@ class Fields:
         "pairs", TASK, "of attention", choices=("pairs", "tokens", "context", "none")
     )
     inputs: str = option("gaussian", TASK, "gaussian, sphere, rademacher or student:DEGREES")
-    noise: float = option(0.0, TASK, "std of noise on context labels", least=0)
+    noise: float = option(0.0, TASK, "std of noise on context labels", least=0, page=(0, 3))
     target_noise: float = option(0.0, TASK, "std of noise on the target", least=0)
     task_covariance: tuple[float, ...] | None = option(
-        None, TASK, "variances of w by eigenvector", metavar="LIST", least=0
+        None,
+        TASK,
+        "variances of w by eigenvector",
+        metavar="LIST",
+        least=0,
+        page=(0.1, 8),
     )
     task_mean: tuple[float, ...] | None = option(None, TASK, "mean of w", metavar="LIST")
     pool: int | None = option(None, TASK, "a finite pool of M tasks", metavar="M", least=1)
-    fixed_fraction: float = option(0.0, TASK, "share with the task w*", metavar="SHARE")
+    fixed_fraction: float = option(
+        0.0, TASK, "share with the task w*", metavar="SHARE", page=(0, 1)
+    )
     in_weight_test: str = option(
         "task", TASK, "context labels of that test", choices=("task", "noise"),
         needs=("fixed_fraction",),
@@ -195,12 +97,26 @@ class Fields:
     tied: bool = option(
         False, MODEL, "all layers share their weights", needs=("model", *DEEP.values())
     )
-    heads: int = option(5, MODEL, "heads", metavar="H", least=1, needs=("model", *HEADED))
+    heads: int = option(
+        5, MODEL, "heads", metavar="H", least=1, needs=("model", *HEADED), page=(1, 16)
+    )
     rank: int = option(
-        1, MODEL, "of keys and queries", metavar="R", least=1, needs=("model", *RANKED)
+        1,
+        MODEL,
+        "of keys and queries",
+        metavar="R",
+        least=1,
+        needs=("model", *RANKED),
+        page=(1, 8),
     )
     scale: float = option(
-        0.01, MODEL, "norm of each layer at the start", metavar="W", least=0, aliases=("init",)
+        0.01,
+        MODEL,
+        "norm of each layer at the start",
+        metavar="W",
+        least=0,
+        aliases=("init",),
+        page=(1e-6, 3),
     )
     blocks: str = option(
         "auto", MODEL, "train the zero blocks; auto: on finite data",
@@ -211,7 +127,9 @@ class Fields:
         "or .nc, or x.npy,y.npy", metavar="FILE",
     )  # fmt: skip
     prompts_digest: str | None = option(None, "", "of the file, by which a run knows it again")
-    sequences: int | None = option(None, DATA, "omit: population", metavar="P", least=1)
+    sequences: int | None = option(
+        None, DATA, "omit: population", metavar="P", least=1, page=(0, 80_000)
+    )
     match: bool = option(False, DATA, "whiten task vectors, centre inputs", needs=("sequences",))
     loss: str = option(
         "auto", DATA, "level of exactness",
@@ -234,24 +152,35 @@ class Fields:
     )
     rate: float | None = option(
         None, DYNAMICS, "a quarter of the stability limit; of Adam, see the manual", above=0,
-        needs=("dynamics", "descent"),
+        needs=("dynamics", "descent"), page=(0, 20),
     )  # fmt: skip
     steps: int | None = option(
         None, DYNAMICS, "updates; past the predicted drops, or 10001", least=1, most=LONGEST,
-        needs=("dynamics", "descent"),
+        needs=("dynamics", "descent"), page=(0, 1e6),
     )  # fmt: skip
     time: float | None = option(None, DYNAMICS, "end time t/tau, instead of --steps", above=0)
     tolerance: float | None = option(
         None, DYNAMICS, "of the flow (1e-9)", above=0, most=1, needs=("dynamics", "flow")
     )
-    seeds: int = option(1, RUNS, "number of runs", least=1, most=SEEDS)
-    seed: int = option(0, RUNS, "the first seed", least=0, most=SEEDS - 1)
+    seeds: int = option(1, RUNS, "number of runs", least=1, most=SEEDS, page=(1, 100))
+    seed: int = option(0, RUNS, "the first seed", least=0, most=SEEDS - 1, page=(0, SEEDS - 101))
     vary: str = option("weights", RUNS, "what seeds change", choices=("weights", "data", "all"))
     data_seed: int = option(
-        1, RUNS, "seed of the sequences", least=0, most=SEEDS - 1, needs=("sequences",)
+        1,
+        RUNS,
+        "seed of the sequences",
+        least=0,
+        most=SEEDS - 1,
+        needs=("sequences",),
+        page=(0, SEEDS - 1),
     )
     eigen_seed: int = option(
-        EIGEN_SEED, RUNS, "seed of eigenvectors, pool and w*", least=0, most=SEEDS - 1
+        EIGEN_SEED,
+        RUNS,
+        "seed of eigenvectors, pool and w*",
+        least=0,
+        most=SEEDS - 1,
+        page=(0, SEEDS - 1),
     )
     save: str = option(
         "auto:400", RUNS, "log:COUNT, linear:COUNT, mixed:COUNT, auto:COUNT (dense at drops), "
@@ -262,19 +191,18 @@ class Fields:
     )
     change: tuple[str, ...] | None = option(
         None, DYNAMICS, "another task from a step (flow: time) on, e.g. '3000: noise=0.5'; may be "
-        "repeated", metavar="STEP:FIELD=VALUE", variants=True,
+        "repeated", metavar="STEP:FIELD=VALUE", kind=Variants,
     )  # fmt: skip
     test: tuple[str, ...] | None = option(
         None, RUNS, "test on another task too, e.g. 'turned: spectrum=0.1,0.2,0.3,0.4'; may be "
-        "repeated", metavar="NAME:FIELD=VALUE", variants=True,
+        "repeated", metavar="NAME:FIELD=VALUE", kind=Variants,
     )  # fmt: skip
     test_context: tuple[int, ...] | None = option(
         None, RUNS, "test at these context lengths, e.g. 8,31,100", metavar="LIST", least=1
     )
 
     def __post_init__(self) -> None:
-        for name, (kind, about) in described().items():
-            object.__setattr__(self, name, about.check(name, kind, getattr(self, name)))
+        check_all(self)
         if self.layers is not None:  # a depth makes one layer the first of several
             object.__setattr__(self, "model", DEEP.get(self.model, self.model))
         if self.dynamics == "flow" and self.time is None:
@@ -324,7 +252,7 @@ class Fields:
                 raise ValueError("prompts_digest does nothing without prompts; leave it out")
             return
         default = {field.name: field.default for field in dataclasses.fields(self)}
-        for name, (_, about) in described().items():
+        for name, (_, about) in FIELDS.items():
             said = about.group == TASK and name not in OF_PROMPTS
             if (said or name in DRAWN) and getattr(self, name) != default[name]:
                 raise ValueError(
@@ -343,7 +271,7 @@ class Fields:
     def _require_useful(self) -> None:
         """Refuse what was set and would do nothing."""
         default = {field.name: field.default for field in dataclasses.fields(self)}
-        for name, (_, about) in described().items():
+        for name, (_, about) in FIELDS.items():
             if not about.needs or getattr(self, name) == default[name]:
                 continue
             other, *values = about.needs
@@ -353,11 +281,7 @@ class Fields:
                 raise ValueError(f"{name} does nothing {how}; leave it out")
 
 
-@functools.cache
-def described() -> dict[str, tuple[Any, Option]]:
-    """Name -> type and description of every option."""
-    hints = typing.get_type_hints(Fields)
-    return {f.name: (hints[f.name], f.metadata["option"]) for f in dataclasses.fields(Fields)}
+FIELDS = described(Fields)
 
 
 def variant(name: str, item: str) -> tuple[str, dict[str, Any]]:
@@ -377,7 +301,7 @@ def variant(name: str, item: str) -> tuple[str, dict[str, Any]]:
     called, colon, rest = item.partition(":")
     if not colon or "=" in called:
         called, rest = item, item
-    allowed = [field for field, (_, about) in described().items() if about.group == TASK]
+    allowed = [field for field, (_, about) in FIELDS.items() if about.group == TASK]
     allowed += [] if name == "test" else ["sequences", "data_seed"]
     fields: dict[str, Any] = {}
     for part in filter(str.strip, rest.split(";")):
@@ -389,7 +313,7 @@ def variant(name: str, item: str) -> tuple[str, dict[str, Any]]:
                 f"{'long: context=200' if name == 'test' else '3000: noise=0.5'}"
             )
         require_choice(f"field of {name}", field, allowed)
-        kind, about = described()[field]
+        kind, about = FIELDS[field]
         plain = {"true": True, "false": False}.get(text, text)
         fields[field] = (
             about.check(field, kind, plain) if kind is bool else about.read(field, kind, text)
@@ -439,13 +363,13 @@ def _text(value: Any) -> str:
 
 def from_names(found: Mapping[str, Any], where: str) -> dict[str, Any]:
     """What a file states, by the names of the fields; `ValueError` for a name there is not."""
-    names = {alias: name for name, (_, about) in described().items() for alias in about.aliases}
+    names = {alias: name for name, (_, about) in FIELDS.items() for alias in about.aliases}
     given = {}
     for said, value in found.items():
         name = names.get(said.replace("-", "_"), said.replace("-", "_"))
-        require_choice(f"setting in {where}", name, list(described()))
+        require_choice(f"setting in {where}", name, list(FIELDS))
         if name in given:
             raise ValueError(f"{where} states {name} twice, once as {said}; leave one of them out")
-        kind, about = described()[name]
+        kind, about = FIELDS[name]
         given[name] = about.check(name, kind, value)
     return given

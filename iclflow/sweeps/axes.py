@@ -12,7 +12,8 @@ import numpy as np
 from iclflow.results.choices import require_choice
 from iclflow.runs.cells import Axis
 from iclflow.runs.store import LABEL
-from iclflow.study.fields import MANY, described, short
+from iclflow.study.fields import FIELDS
+from iclflow.study.option import MANY, short
 
 # Words of a table of values, with what they need; those of a law are drawn, one value a draw.
 RANGES = {"range": "[FIRST, LAST] or [FIRST, LAST, STEP]", "linear": "[FIRST, LAST]"}
@@ -29,7 +30,7 @@ CASE = "case"  # that of cases stated one by one
 
 def varies(name: str, value: Any) -> bool:
     """Whether a value of a design file stands for several values of a field."""
-    if described()[name][1].variants:
+    if FIELDS[name][1].repeats:
         return False
     if isinstance(value, Mapping):
         return True
@@ -88,7 +89,7 @@ def cases_of(tables: Any) -> Axis:
         raise ValueError(f"cases needs a list of tables, [{{scale = 0.1}}], got {short(tables)}")
     names = dict.fromkeys(name for table in tables for name in table if name != LABEL)
     for name in names:
-        require_choice("setting in cases", name, list(described()))
+        require_choice("setting in cases", name, list(FIELDS))
     fields = {
         name: tuple(_check(name, t[name]) if name in t else None for t in tables) for name in names
     }
@@ -136,12 +137,12 @@ def _pair(name: str, word: str, ends: Any, needed: str, above: float | None) -> 
 
 
 def _check(name: str, value: Any) -> Any:
-    kind, about = described()[name]
+    kind, about = FIELDS[name]
     if value is None:
         raise ValueError(f"{name}: a sweep needs values, got None; leave the field out")
     return about.check(name, kind, value)
 
 
 def _kinds(name: str) -> tuple[Any, ...]:
-    kind = described()[name][0]
+    kind = FIELDS[name][0]
     return typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)

@@ -13,7 +13,7 @@ from iclflow.losses import AbstractLoss
 from iclflow.losses.changing import jumps
 from iclflow.runs.cells import Outline, Point, Vary
 from iclflow.runs.simulate import SAVES
-from iclflow.study.fields import TASK, described
+from iclflow.study.fields import FIELDS, TASK
 from iclflow.study.settings import Settings, task_size
 from iclflow.study.study import Study, tests_of
 from iclflow.tasks.own_prompts import Prompts
@@ -22,7 +22,7 @@ from iclflow.tasks.task import Task
 KEPT = 512  # tasks, losses and rates
 FEW = 64  # prompts that a loss is drawn from to count the operations of its step
 # The fields that each of them is made of.
-OF_TASK = (*(n for n, (_, about) in described().items() if about.group == TASK), "model")
+OF_TASK = (*(n for n, (_, about) in FIELDS.items() if about.group == TASK), "model")
 OF_TASK += ("eigen_seed", "prompts", "prompts_digest")
 OF_LOSS = (*OF_TASK, "heads", "rank", "blocks", "sequences", "match", "loss", "batch", "fresh")
 OF_LOSS += ("data_seed", "change")

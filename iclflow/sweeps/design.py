@@ -18,7 +18,8 @@ from iclflow.runs.record import QUANTITIES
 from iclflow.runs.store import load
 from iclflow.runs.summaries import Summary
 from iclflow.runs.sweep import into_store
-from iclflow.study.fields import MANY, SEEDS, described, from_names, short
+from iclflow.study.fields import FIELDS, SEEDS, from_names
+from iclflow.study.option import MANY, short
 from iclflow.study.settings import Settings, read_toml, task_size
 from iclflow.sweeps.axes import DRAW, cases_of, drawn, is_law, values_of, varies
 from iclflow.sweeps.cells import OF_LOSS, studies
@@ -219,9 +220,9 @@ def _design(words: Mapping[str, Any], where: str) -> Design:
 def _field(said: str, where: str) -> str:
     """The field that a word names."""
     name = said.replace("-", "_")
-    aliases = {a: field for field, (_, about) in described().items() for a in about.aliases}
+    aliases = {a: field for field, (_, about) in FIELDS.items() for a in about.aliases}
     name = aliases.get(name, name)
-    require_choice(f"setting in {where}", name, [*described(), *OWN])
+    require_choice(f"setting in {where}", name, [*FIELDS, *OWN])
     return name
 
 

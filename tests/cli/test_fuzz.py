@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from iclflow.cli import main
-from iclflow.study.fields import described
+from iclflow.study.fields import FIELDS
 from tests.helpers.commands import problem
 from tests.helpers.written_checkpoints import FAMILIES, save, write_safetensors
 
@@ -46,9 +46,9 @@ def flags(name):
 
 def settings_inputs(command, base, rng, count):
     """Options of an experiment with values that they cannot have."""
-    numbers = [n for n, (kind, about) in described().items() if kind is not bool]
+    numbers = [n for n, (kind, about) in FIELDS.items() if kind is not bool]
     if command == "theory":
-        numbers = [n for n in numbers if described()[n][1].group in ("task", "model")]
+        numbers = [n for n in numbers if FIELDS[n][1].group in ("task", "model")]
     for _ in range(count):
         name = numbers[rng.integers(len(numbers))]
         pool = TEXTS if rng.random() < 0.7 else HUGE
@@ -96,7 +96,7 @@ VALUES = [
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_settings_files(capsys, tmp_path, seed):
-    rng, names, inputs = np.random.default_rng(seed), list(described()), []
+    rng, names, inputs = np.random.default_rng(seed), list(FIELDS), []
     for i in range(25):
         lines = [f"{names[rng.integers(len(names))]} = {VALUES[rng.integers(len(VALUES))]}"]
         lines += ["steps = 5", "heads = 2", "spectrum = [0.5, 0.3]"][: rng.integers(4)]

@@ -5,6 +5,7 @@ import gzip
 import json
 import re
 import struct
+import typing
 import zlib
 
 import numpy as np
@@ -15,11 +16,13 @@ import iclflow as icl
 from iclflow import cli
 from iclflow.experiments.entry import Live
 from iclflow.explorer import curves
-from iclflow.explorer.address import BOUNDS, MODELS, address
+from iclflow.explorer.address import BOUNDS, address, options
 from iclflow.explorer.bundle import POLICY, WEB, bundle, glue
 from iclflow.explorer.payload import payload, shown
 from iclflow.explorer.reference import RUNS, reference
 from iclflow.report.figures import FIGURES
+from iclflow.study.fields import FIELDS
+from iclflow.study.option import kinds_of
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
 
@@ -50,26 +53,19 @@ def test_an_import_that_cannot_be_glued_is_refused(tmp_path, monkeypatch):
         glue("a.js")
 
 
-def test_bounds_and_models_are_those_of_the_page():
-    text = (WEB / "page" / "settings.js").read_text(encoding="utf-8")
-    block = re.search(r"export const BOUNDS = \{(.*?)\};", text, flags=re.S)
-    assert block is not None
-    found = re.findall(r"(\w+): \[(.+?), (.+?)\]", block[1])
-    bounds = {name: (float(eval(low)), float(eval(high))) for name, low, high in found}
-    of_page = {"front", "cloud"}
-    assert {name: b for name, b in bounds.items() if name not in of_page} == BOUNDS
-    assert json.loads(re.search(r"MODELS = (\[.*?\]);", text)[1]) == list(MODELS)
+def test_the_options_of_the_page_are_those_of_simulate():
+    """Models, defaults, bounds: after a change run `python -m iclflow.explorer.address`."""
+    assert (WEB / "page" / "options.js").read_text(encoding="utf-8") == options()
+    assert set(BOUNDS) <= set(FIELDS)
+    for name, (low, high) in BOUNDS.items():
+        kind, about = FIELDS[name]
+        for value in (low, high):  # 0 may mean on the page what is left out in the shell
+            assert (value == 0) or about.check(name, kind, _as(kind, value)), name
 
 
-def test_defaults_are_those_of_simulate():
-    text = (WEB / "page" / "settings.js").read_text(encoding="utf-8")
-    block = re.search(r"DEFAULTS = \{(.*?)\n\};", text, flags=re.S)
-    found = dict(re.findall(r"^  (\w+): (.+),$", block[1], flags=re.M))
-    for name in (*BOUNDS, "model", "rotate"):
-        ours = getattr(Settings, name)
-        ours = (1.0,) * 4 if name == "task_covariance" else 0 if ours is None else ours
-        given = json.loads(found[name])
-        assert tuple(given) == ours if isinstance(given, list) else given == ours, name
+def _as(kind, value):
+    value = int(value) if int in kinds_of(kind) else value
+    return [value] if any(typing.get_origin(one) is tuple for one in kinds_of(kind)) else value
 
 
 @pytest.mark.parametrize(

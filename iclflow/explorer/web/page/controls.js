@@ -3,7 +3,8 @@
 import { byId, field, html, number } from "../views/svg.js";
 import { SpectrumView } from "../views/spectrum.js";
 import { PRESETS } from "./presets.js";
-import { BOUNDS, DEFAULTS, format, MODELS, MOST, valid } from "./settings.js";
+import { COMPONENTS, MODELS } from "./options.js";
+import { BOUNDS, DEFAULTS, format, valid } from "./settings.js";
 
 /** @typedef {import("./settings.js").Settings} Settings */
 /** @typedef {{name: keyof Settings, label: string, kind: "select" | "number" | "text" | "check", options?: [string, string][], step?: number, wide?: boolean}} Field */
@@ -70,7 +71,7 @@ export class Controls {
     byId("more").addEventListener("click", () => {
       const { spectrum } = this.settings,
         next = Math.max(BOUNDS.spectrum[0], Number((0.7 * spectrum[spectrum.length - 1]).toFixed(3)));
-      if (spectrum.length < MOST) change({ spectrum: [...spectrum, next] });
+      if (spectrum.length < COMPONENTS) change({ spectrum: [...spectrum, next] });
     });
   }
 

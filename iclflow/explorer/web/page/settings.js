@@ -1,5 +1,7 @@
 // The settings of the page: the names, defaults and meanings of `iclflow simulate`, within the page's bounds.
 
+import { BOUNDS as RANGES, COMPONENTS, DEFAULTS as USUAL, MODELS, WHOLE } from "./options.js";
+
 /**
  * @typedef {object} Settings
  * @property {string} model one of `MODELS`
@@ -23,53 +25,11 @@
  * @property {number} cloud how many further starts the theory is asked about
  */
 
-export const MODELS = ["separate", "merged", "linear-transformer", "softmax-separate", "softmax-merged"];
-export const MOST = 8; // components
-
-/** The library's defaults. @type {Settings} */
-export const DEFAULTS = {
-  model: "separate",
-  spectrum: [0.4, 0.3, 0.2, 0.1],
-  task_covariance: [1, 1, 1, 1],
-  context: 31,
-  noise: 0,
-  fixed_fraction: 0,
-  heads: 5,
-  rank: 1,
-  scale: 0.01,
-  rotate: false,
-  eigen_seed: 2,
-  sequences: 0,
-  data_seed: 1,
-  rate: 0,
-  steps: 0,
-  seeds: 1,
-  seed: 0,
-  front: 0,
-  cloud: 0,
-};
+/** The library's defaults, and the page's own. @type {Settings} */
+export const DEFAULTS = { ...USUAL, front: 0, cloud: 0 };
 
 /** Least and largest value of each number. @type {Record<string, [number, number]>} */
-export const BOUNDS = {
-  spectrum: [0.005, 2],
-  task_covariance: [0.1, 8],
-  context: [1, 1000],
-  noise: [0, 3],
-  fixed_fraction: [0, 1],
-  heads: [1, 16],
-  rank: [1, 8],
-  scale: [1e-6, 3],
-  eigen_seed: [0, 2 ** 32 - 1],
-  sequences: [0, 80000],
-  data_seed: [0, 2 ** 32 - 1],
-  rate: [0, 20],
-  steps: [0, 1e6],
-  seeds: [1, 100],
-  seed: [0, 2 ** 32 - 101],
-  front: [0, 99],
-  cloud: [0, 1000],
-};
-const WHOLE = ["context", "heads", "rank", "eigen_seed", "sequences", "data_seed", "steps", "seeds", "seed", "front"];
+export const BOUNDS = { ...RANGES, front: [0, 99], cloud: [0, 1000] };
 const LONGEST = 6e10; // nanoseconds, about, that all runs of a page may take together
 const TYPICAL = 25000; // steps of a run that is given none
 const SOFTMAX_SEQUENCES = [300, 3000]; // softmax trains on prompts: when none are asked for, and at most
@@ -91,9 +51,9 @@ export function valid(given) {
   for (const [name, [low, high]] of Object.entries(BOUNDS)) {
     const fixed = (/** @type {any} */ x) => {
       const inside = Math.min(high, Math.max(low, Number.isFinite(x) ? x : low));
-      return WHOLE.includes(name) ? Math.round(inside) : inside;
+      return WHOLE.includes(name) || name === "front" ? Math.round(inside) : inside;
     };
-    result[name] = Array.isArray(result[name]) ? result[name].slice(0, MOST).map(fixed) : fixed(result[name]);
+    result[name] = Array.isArray(result[name]) ? result[name].slice(0, COMPONENTS).map(fixed) : fixed(result[name]);
   }
   if (!MODELS.includes(result.model)) result.model = DEFAULTS.model;
   if (!result.spectrum.length) result.spectrum = DEFAULTS.spectrum;

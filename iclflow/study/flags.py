@@ -1,11 +1,32 @@
 """The options of the published code, with its names and its defaults."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, Self
 
+from iclflow.study.option import Option, check_all, option
+
 MODELS = ("attnM", "attnS", "mlp")
+MODEL, DATA, TRAINING = "model", "data", "training"
+
+
+@dataclasses.dataclass(frozen=True)
+class Portion(Option):
+    """A number between 0 and 1. A bare name is taken for a shell variable without its `$`."""
+
+    def check(self, name: str, kind: Any, value: Any) -> Any:
+        value = super().check(name, kind, value)
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} must be a portion between 0 and 1, got {value}")
+        return value
+
+    def read(self, name: str, kind: Any, text: str) -> Any:
+        if text.isidentifier() and text not in ("nan", "inf", "infinity"):
+            raise ValueError(
+                f"needs a number between 0 and 1, got {text!r}; if {text} is a shell variable, the "
+                f"$ is missing: --icl ${text}"
+            )
+        return super().read(name, kind, text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,35 +37,35 @@ class Options:
     portion of RANDOM task vectors; the paper's figures name the portion fixed.
     """
 
-    model: str = "attnM"  # attnM: merged, attnS: separate, mlp: on cubic features
-    head_num: int = 1
-    rank: int = 1
-    init: float = 0.01
-    epoch: int = 6001
-    lr: float = 0.001
-    seed: int = 10
-    in_dim: int = 4
-    out_dim: int = 1
-    seq_len: int = 32
-    trainset_size: int = 5000
-    testset_size: int = 0
-    icl: float = 1.0
-    white_cov: bool = False
-    softmax: bool = False
-    vary_len: bool = False
-    cubic_feat: bool = False
+    model: str = option(
+        "attnM", MODEL, "merged key and query, separate, or an MLP on cubic features",
+        choices=MODELS,
+    )  # fmt: skip
+    head_num: int = option(1, MODEL, "heads", metavar="H", least=1)
+    rank: int = option(1, MODEL, "of keys and queries", metavar="R", least=1, aliases=("KQ_dim",))
+    init: float = option(0.01, MODEL, "scale of the initial weights", metavar="STD", least=0)
+    epoch: int = option(6001, TRAINING, "updates", metavar="EPOCHS", least=1)
+    lr: float = option(0.001, TRAINING, "rate", metavar="RATE", above=0)
+    seed: int = option(10, TRAINING, "of data and weights", least=0)
+    in_dim: int = option(4, DATA, "of x", metavar="D", least=1)
+    out_dim: int = option(1, DATA, "of y; only 1", metavar="O", least=1)
+    seq_len: int = option(32, DATA, "tokens with the query, N + 1", metavar="TOKENS", least=2)
+    trainset_size: int = option(5000, DATA, "sequences", metavar="P", least=1)
+    testset_size: int = option(
+        0, DATA, "sequences of the in-weight and the in-context test set (0: no test)", metavar="P",
+        least=0,
+    )  # fmt: skip
+    icl: float = option(
+        1.0, DATA, "portion of RANDOM task vectors; the paper names the portion fixed",
+        kind=Portion, metavar="PORTION",
+    )  # fmt: skip
+    white_cov: bool = option(False, DATA, "covariance I/D, not 1..D")
+    softmax: bool = option(False, MODEL, "softmax attention")
+    vary_len: bool = option(False, DATA, "average over context lengths")
+    cubic_feat: bool = option(False, MODEL, "cubic features, for mlp")
 
     def __post_init__(self) -> None:
-        if self.model not in MODELS:
-            raise ValueError(f"--model must be one of {', '.join(MODELS)}, got {self.model!r}")
-        for name in ("head_num", "rank", "epoch", "in_dim", "trainset_size"):
-            _require(name, getattr(self, name) >= 1, "at least 1", getattr(self, name))
-        _require("seq_len", self.seq_len >= 2, "at least 2 (one pair and the query)", self.seq_len)
-        _require("testset_size", self.testset_size >= 0, "at least 0", self.testset_size)
-        _require("seed", self.seed >= 0, "at least 0", self.seed)
-        _require("icl", 0 <= self.icl <= 1, "a portion between 0 and 1", self.icl)
-        _require("lr", math.isfinite(self.lr) and self.lr > 0, "above 0", self.lr)
-        _require("init", math.isfinite(self.init) and self.init >= 0, "at least 0", self.init)
+        check_all(self, "--")
         if self.out_dim != 1:
             raise ValueError(
                 f"--out_dim must be 1, as in every published run, got {self.out_dim}; for several "
@@ -99,8 +120,3 @@ class Options:
             f"{self.model}_head{self.head_num}_D{self.in_dim}_R{self.rank}"
             f"_P{self.trainset_size}_N{self.seq_len}_seed{self.seed}"
         )
-
-
-def _require(name: str, holds: bool, need: str, got: Any) -> None:
-    if not holds:
-        raise ValueError(f"--{name} must be {need}, got {got}")
