@@ -99,11 +99,11 @@ def options() -> str:
     defaults["task_covariance"] = [1] * len(spectrum)
     whole = [name for name in BOUNDS if int in kinds_of(FIELDS[name][0])]
     parts = {
-        "MODELS": ("the models of the page", list(MODELS)),
-        "COMPONENTS": ("components at most", COMPONENTS),
-        "DEFAULTS": ("what `iclflow simulate` takes where nothing is said", defaults),
-        "BOUNDS": ("least and largest value", BOUNDS),
-        "WHOLE": ("whole numbers", whole),
+        "MODELS": ("The models of the page.", list(MODELS)),
+        "COMPONENTS": ("Components at most.", COMPONENTS),
+        "DEFAULTS": ("What `iclflow simulate` takes where nothing is said.", defaults),
+        "BOUNDS": ("Least and largest value. @type {Record<string, [number, number]>}", BOUNDS),
+        "WHOLE": ("Those that are whole numbers.", whole),
     }
     lines = ["// Options of `iclflow simulate`: written by `python -m iclflow.explorer.address`."]
     for name, (about, value) in parts.items():

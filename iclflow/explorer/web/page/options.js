@@ -1,12 +1,12 @@
 // Options of `iclflow simulate`: written by `python -m iclflow.explorer.address`.
 
-/** the models of the page */
+/** The models of the page. */
 export const MODELS = ["separate", "merged", "linear-transformer", "softmax-separate", "softmax-merged"];
 
-/** components at most */
+/** Components at most. */
 export const COMPONENTS = 8;
 
-/** what `iclflow simulate` takes where nothing is said */
+/** What `iclflow simulate` takes where nothing is said. */
 export const DEFAULTS = {
   model: "separate",
   spectrum: [0.4, 0.3, 0.2, 0.1],
@@ -27,7 +27,7 @@ export const DEFAULTS = {
   rotate: false,
 };
 
-/** least and largest value */
+/** Least and largest value. @type {Record<string, [number, number]>} */
 export const BOUNDS = {
   spectrum: [0.005, 2],
   context: [1, 1000],
@@ -46,5 +46,5 @@ export const BOUNDS = {
   eigen_seed: [0, 4294967295],
 };
 
-/** whole numbers */
+/** Those that are whole numbers. */
 export const WHOLE = ["context", "heads", "rank", "sequences", "steps", "seeds", "seed", "data_seed", "eigen_seed"];
