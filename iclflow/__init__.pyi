@@ -5,6 +5,7 @@ from iclflow import diagnosis as diagnosis
 from iclflow import dynamics as dynamics
 from iclflow import experiments as experiments
 from iclflow import explorer as explorer
+from iclflow import fit as fit
 from iclflow import losses as losses
 from iclflow import measures as measures
 from iclflow import models as models

@@ -30,6 +30,7 @@ from iclflow.models import (
     SoftmaxInitialiser,
 )
 from iclflow.results.reading import parse_json
+from iclflow.study.fields import from_names
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
 from iclflow.tasks.base import AbstractTask
@@ -96,6 +97,8 @@ class Origin:
             made = settings.initialiser(settings.source()) if init is None else init
             return cls(known, made, None, settings)
         said = said if isinstance(said, dict) else {}
+        if isinstance(said.get("fixed"), dict):
+            return _of_design(runs, said["fixed"], said.get("axes"), source, init)
         found = {name: _rebuilt(said.get(name)) for name in ("source", "init", "dynamics")}
         point = _point(runs, said.get("axes"))
         for name, value in point.items():
@@ -127,6 +130,20 @@ class Origin:
             "these runs do not say which loss they were trained on; give it, for example "
             "source=loss"
         )
+
+
+def _of_design(
+    runs: xr.Dataset, fixed: Mapping[str, Any], axes: Any, source: Any, init: Any
+) -> Origin:
+    """The origin of one point of a design, whose settings are its fixed words and its place."""
+    names = [name for axis in axes or () for name in axis[1:]]  # behind the axis
+    if any(name not in runs.coords or runs[name].dims for name in names):
+        return Origin(source, init, None)  # a whole design, or an axis that is no number
+    own = {name: runs[name].values.item() for name in dict.fromkeys(names)}
+    settings = Settings.read(given=dict(from_names({**fixed, **own}, "this sweep")))
+    known = settings.source() if source is None else source
+    made = settings.initialiser(settings.source()) if init is None else init
+    return Origin(known, made, None, settings)
 
 
 def _rebuilt(said: Any) -> Any:
