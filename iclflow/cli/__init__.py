@@ -28,9 +28,10 @@ COMMANDS = {
     "convert": "rate, init and clock of a run in the words of another code",
     "sweep": "many runs from one design: a grid or random, here or on a cluster, in one store",
     "plan": "will training get there? probabilities of each drop within a budget of steps",
-    "plot": "a quick look at a sweep: one variable against another",
+    "plot": "a look at a sweep: lines, a map over two axes, or a fitted law with its interval",
     "explore": "a page that trains attention as you watch; or shows recorded runs",
     "bench": "how fast training is on this machine, against its peak and the literal code",
+    "cite": "BibTeX entries: the software, and the papers whose theory was used",
     "animate": "a video of the weights over training, from a run that recorded them",
 }
 
