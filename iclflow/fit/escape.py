@@ -26,7 +26,7 @@ SEED = "seed"
 FEW = 5  # seeds below which an interval is said to be rough
 
 
-class Law(enum.Enum):
+class EscapeLaw(enum.Enum):
     """What is fitted to the times T of a drop.
 
     - `POWER`: T ∝ wᵇ. The slope b of ln T against ln w is the exponent. Heads that leave a saddle
@@ -65,7 +65,7 @@ class EscapeFit:
     (True, -1.0)
     """
 
-    law: Law
+    law: EscapeLaw
     against: str
     data: xr.Dataset
     notes: tuple[str, ...] = ()
@@ -103,11 +103,11 @@ class EscapeFit:
         )
         if not np.isfinite(slope):
             return f"{name}: no run had this drop at two values of {self.against}"
-        if self.law is Law.POWER:
+        if self.law is EscapeLaw.POWER:
             text = f"{name}: T ~ {self.against}^{slope:.3f}"
         else:
             text = f"{name}: dT/d ln {self.against} = {slope:.4g}"
-        digits = ".3f" if self.law is Law.POWER else ".4g"
+        digits = ".3f" if self.law is EscapeLaw.POWER else ".4g"
         interval = "no interval from one seed"
         if np.isfinite(low):
             interval = (
@@ -126,7 +126,7 @@ def escape(
     *,
     against: str = "scale",
     times: str = "drop_times",
-    law: Law | str = Law.POWER,
+    law: EscapeLaw | str = EscapeLaw.POWER,
     confidence: float = 0.95,
     resamples: int = 4000,
     starts: int = 8,
@@ -146,7 +146,7 @@ def escape(
       is halfway between the levels of the theory.
     - `against`: another axis of positive numbers, as `heads` or `rank`.
     - `times`: another variable over (…, seed, drop), as `detected_times`.
-    - `law`: `"power"` fits ln T, `"logarithm"` fits T (see `Law`).
+    - `law`: `"power"` fits ln T, `"logarithm"` fits T (see `EscapeLaw`).
     - `confidence`: of the intervals; `resamples`: draws of the bootstrap.
     - `starts`: of how many seeds the theory is computed, at every point; 0 for no theory. The
       summary `predicted_times` is used where it was recorded, and then costs nothing.
@@ -164,9 +164,9 @@ def escape(
     >>> print(str(icl.fit.escape(runs, starts=0)).partition(" (")[0][:18])
     drop 1: T ~ scale^
     """
-    word = law.value if isinstance(law, Law) else law
-    require_choice("law", word, [one.value for one in Law])
-    chosen = Law(word)
+    word = law.value if isinstance(law, EscapeLaw) else law
+    require_choice("law", word, [one.value for one in EscapeLaw])
+    chosen = EscapeLaw(word)
     x = _axis(runs, against)
     measured = _times(runs, times, source, init)
     order = [d for d in measured.dims if d not in (against, SEED, DROP)]
@@ -356,34 +356,35 @@ def _predicted(
     return found.values
 
 
-def _value(x: np.ndarray, times: np.ndarray, law: Law) -> np.ndarray:
+def _value(x: np.ndarray, times: np.ndarray, law: EscapeLaw) -> np.ndarray:
     """What the law says is a straight line in ln x."""
     finite = np.where(np.isfinite(times) & (times > 0), times, np.nan)
-    return np.log(finite) if law is Law.POWER else finite
+    return np.log(finite) if law is EscapeLaw.POWER else finite
 
 
 def _fit(
-    x: np.ndarray, times: np.ndarray, law: Law, confidence: float, resamples: int
+    x: np.ndarray, times: np.ndarray, law: EscapeLaw, confidence: float, resamples: int
 ) -> SharedSlope:
     y = _value(x, times, law)
     return shared_slope(np.log(x), y, confidence=confidence, resamples=resamples)
 
 
-def _local(x: np.ndarray, times: np.ndarray, law: Law) -> np.ndarray:
+def _local(x: np.ndarray, times: np.ndarray, law: EscapeLaw) -> np.ndarray:
     """The slope between neighbouring values of the axis, the median over seeds."""
     order = np.argsort(x)
     change = np.diff(_value(x, times, law)[..., order, :], axis=-2)
     slopes = change / np.diff(np.log(x[order]))[:, None]
-    known = np.isfinite(slopes).any(axis=-1)
-    return np.where(known, np.nanmedian(np.where(known[..., None], slopes, 0.0), axis=-1), np.nan)
+    known = np.asarray(np.isfinite(slopes).any(axis=-1))
+    middle = np.nanmedian(np.where(np.expand_dims(known, -1), slopes, 0.0), axis=-1)
+    return np.where(known, middle, np.nan)
 
 
-def _limit(runs: xr.Dataset, source: Any, init: Any, law: Law, against: str) -> float:
+def _limit(runs: xr.Dataset, source: Any, init: Any, law: EscapeLaw, against: str) -> float:
     """The slope for vanishing weights, where the theory has one for all points of the sweep."""
     if against != "scale":
         return np.nan
     axes = [d for d in runs.dims if d in runs.coords and d not in (SEED, "time")]
-    if law is Law.POWER:
+    if law is EscapeLaw.POWER:
         origin = _origin(runs.isel(dict.fromkeys(axes, 0)), source, init)
         kind = None if origin.init is None else empty_model(origin.init).as_attention()
         return -1.0 if isinstance(kind, Separate) else np.nan
