@@ -80,6 +80,7 @@ from iclflow.runs.summaries import Summary as Summary
 from iclflow.runs.sweep import sweep as sweep
 from iclflow.runs.testing import Tests as Tests
 from iclflow.study.citing import cite as cite
+from iclflow.tasks.averaged import TaskAverage as TaskAverage
 from iclflow.tasks.base import AbstractTask as AbstractTask
 from iclflow.tasks.commuting import Commuting as Commuting
 from iclflow.tasks.inputs import AbstractInputs as AbstractInputs

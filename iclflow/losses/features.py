@@ -20,6 +20,7 @@ from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
 from iclflow.models.kinds import once_a_kind
 from iclflow.models.layers import AbstractLayers
 from iclflow.results.progress import Progress
+from iclflow.tasks.averaged import TaskAverage
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.prompt import Prompt
@@ -282,6 +283,11 @@ class Features(AbstractPromptLoss):
         return cls(statistic, query, target, map_)
 
     @classmethod
+    def of_average(cls, prompts: AbstractPromptSet, average: TaskAverage, **options: Any) -> Self:
+        require_linear_in_labels(options.get("features"))
+        return super().of_average(prompts, average, **options)
+
+    @classmethod
     def require_memory(
         cls,
         prompts: AbstractPromptSet | Prompts,
@@ -322,6 +328,15 @@ class Features(AbstractPromptLoss):
     def take(self, index: Array) -> Self:
         """The same loss on some of the sequences."""
         return type(self)(self.statistic[index], self.query[index], self.target[index], self.map)
+
+
+def require_linear_in_labels(map_: AbstractFeatureMap | None) -> None:
+    """Raise `ValueError` where the mean over tasks is no sum over made-up tasks."""
+    if map_ is None or isinstance(map_, FullFeatures):
+        raise ValueError(
+            "averaged needs features that are linear in the labels, and those of all blocks are "
+            "not; give features=icl.ReducedFeatures()"
+        )
 
 
 def features_bytes(sizes: Sizes, sequences: int, features: AbstractFeatureMap) -> int:

@@ -8,12 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from iclflow.losses.features import AbstractFeatureMap, FullFeatures, Sizes, extract, refusal
+from iclflow.losses.features import (
+    AbstractFeatureMap,
+    FullFeatures,
+    Sizes,
+    extract,
+    refusal,
+    require_linear_in_labels,
+)
 from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractModel
 from iclflow.results.display import is_concrete
 from iclflow.results.progress import Progress
+from iclflow.tasks.averaged import TaskAverage
 from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.prompts import AbstractPromptSet, PromptSource, as_sets
 
@@ -91,6 +99,13 @@ class Moments(AbstractPromptLoss):
         assert total is not None  # a set has prompts
         count = jax.device_put(np.asarray(before, total[0].dtype))
         return cls(*_means((jnp.asarray(rows), BLOCK), total), map_, count)
+
+    @classmethod
+    def of_average(cls, prompts: AbstractPromptSet, average: TaskAverage, **options: Any) -> Self:
+        require_linear_in_labels(options.get("features"))
+        found = super().of_average(prompts, average, **options)
+        count = jax.device_put(np.asarray(prompts.count, found.power.dtype))
+        return eqx.tree_at(lambda loss: loss.count, found, count)  # prompts, not their parts
 
     @classmethod
     def require_memory(

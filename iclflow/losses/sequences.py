@@ -8,10 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from iclflow.losses.base import misfit
+from iclflow.losses.label_weights import beyond_average, label_weights
 from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractModel
 from iclflow.results.progress import Progress
+from iclflow.tasks.averaged import TaskAverage
 from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.prompt import Prompt
 from iclflow.tasks.prompts import AbstractPromptSet, PromptSource, as_sets
@@ -31,6 +33,7 @@ class Sequences(AbstractPromptLoss):
 
     prompts: Prompt  # stacked along a leading axis
     lengths: tuple[int, ...] = eqx.field(static=True)
+    average: TaskAverage | None = None
 
     @classmethod
     def of(
@@ -38,12 +41,15 @@ class Sequences(AbstractPromptLoss):
         prompts: PromptSource,
         *,
         lengths: tuple[int, ...] | None = None,
+        average: TaskAverage | None = None,
         progress: Progress | None = None,
     ) -> Self:
         """The loss of given prompts, which are kept.
 
         - `prompts`: `Prompts`, a stacked `Prompt`, a prompt set, or an iterable of stacked batches.
         - `lengths`: pairs in the prefixes to average over; the set's own, or whole prompts.
+        - `average`: the tasks whose mean is taken exactly (S12); the prompts then count with their
+          inputs only. For models that are linear in the labels.
         - `progress(done, total)` is called when they are there.
         """
         if isinstance(prompts, Prompts):
@@ -53,7 +59,11 @@ class Sequences(AbstractPromptLoss):
         whole = parts[0] if len(parts) == 1 else jax.tree.map(lambda *a: jnp.concatenate(a), *parts)
         if progress is not None:
             progress(whole.inputs.shape[0], whole.inputs.shape[0])
-        return cls(whole, sets[0].lengths)
+        return cls(whole, sets[0].lengths, average)
+
+    @classmethod
+    def of_average(cls, prompts: AbstractPromptSet, average: TaskAverage, **options: Any) -> Self:
+        return cls.of(prompts, average=average, **options)
 
     @classmethod
     def require_memory(cls, prompts: AbstractPromptSet | Prompts, **options: Any) -> None:
@@ -67,22 +77,32 @@ class Sequences(AbstractPromptLoss):
     def shown(self) -> dict[str, Any]:
         lengths = self.lengths[0] if len(self.lengths) == 1 else self.lengths
         shape = self.prompts.inputs.shape
-        return {"P": f"{shape[0]:,}", "context": lengths, "D": shape[-1]}
+        found = {"P": f"{shape[0]:,}", "context": lengths, "D": shape[-1]}
+        return found if self.average is None else found | {"averaged": "tasks"}
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         self.require(model)
         if self.lengths == (self.prompts.inputs.shape[1] - 1,):
-            return jnp.mean(jax.vmap(lambda prompt: _error(model, prompt))(self.prompts))
+            return jnp.mean(jax.vmap(lambda prompt: self._error(model, prompt))(self.prompts))
 
         @jax.checkpoint  # keeps memory at one prefix length, forward and backward
         def of_length(length: Int[Array, ""]) -> Float[Array, ""]:
-            errors = jax.vmap(lambda prompt: _error(model, prompt.prefix(length)))(self.prompts)
-            return jnp.mean(errors)
+            error = lambda prompt: self._error(model, prompt.prefix(length))  # noqa: E731
+            return jnp.mean(jax.vmap(error)(self.prompts))
 
         return jnp.mean(jax.lax.map(of_length, jnp.asarray(self.lengths)))
 
+    def _error(self, model: AbstractModel, prompt: Prompt) -> Float[Array, ""]:
+        if self.average is None:
+            return jnp.sum((prompt.target - model(prompt)) ** 2)
+        constant, reads = label_weights(model, prompt)
+        return self.average.error(reads, constant, prompt.inputs, prompt.query)
+
     def admits(self, model: AbstractModel) -> str | None:
-        return misfit(model, *self.dims())
+        reason = misfit(model, *self.dims())
+        if reason is not None or self.average is None:
+            return reason
+        return beyond_average(model, *self.dims())
 
     def dims(self) -> tuple[int, int]:
         return self.prompts.inputs.shape[-1], self.prompts.labels.shape[-1]
@@ -97,8 +117,6 @@ class Sequences(AbstractPromptLoss):
 
     def take(self, index: Array) -> Self:
         """The same loss on some of the sequences."""
-        return type(self)(jax.tree.map(lambda a: a[index], self.prompts), self.lengths)
-
-
-def _error(model: AbstractModel, prompt: Prompt) -> Float[Array, ""]:
-    return jnp.sum((prompt.target - model(prompt)) ** 2)
+        return type(self)(
+            jax.tree.map(lambda a: a[index], self.prompts), self.lengths, self.average
+        )

@@ -7,9 +7,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from iclflow.losses.base import AbstractLoss, misfit
 from iclflow.losses.features import Features
+from iclflow.losses.label_weights import beyond_average
 from iclflow.losses.sequences import Sequences
 from iclflow.losses.statistics import Statistics
 from iclflow.models import AbstractModel
+from iclflow.tasks.averaged import TaskAverage
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.checks import require_kind, require_size
 from iclflow.tasks.prompts import PromptSet
@@ -64,6 +66,7 @@ class Fresh(AbstractLoss):
     - `task`: what they are drawn from.
     - `evaluation`: the loss that is reported.
     - `size`: sequences a step.
+    - `averaged`: whether each step takes the mean over tasks exactly (see `Sequences.sample`).
 
     >>> import iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
@@ -76,20 +79,28 @@ class Fresh(AbstractLoss):
     task: AbstractTask
     evaluation: AbstractLoss
     size: int = eqx.field(static=True)
+    averaged: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self) -> None:
         require_kind("task", self.task, AbstractTask, "a task")
         require_kind("evaluation", self.evaluation, AbstractLoss, "a loss, as Population(task)")
         require_size("the batch", self.size)
+        require_kind("averaged", self.averaged, bool, "True or False")
+        if self.averaged:
+            TaskAverage.of(self.task)
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         return self.evaluation(model)
 
     def admits(self, model: AbstractModel) -> str | None:
-        return self.evaluation.admits(model) or misfit(model, *self.dims())
+        reason = self.evaluation.admits(model) or misfit(model, *self.dims())
+        if reason is not None or not self.averaged:
+            return reason
+        return beyond_average(model, *self.dims())
 
     def dims(self) -> tuple[int, int]:
         return self.task.size, self.task.outputs
 
     def draw(self, key: PRNGKeyArray) -> AbstractLoss:
-        return Sequences.of(PromptSet(self.task, key, self.size))
+        average = TaskAverage.of(self.task) if self.averaged else None
+        return Sequences.of(PromptSet(self.task, key, self.size), average=average)
