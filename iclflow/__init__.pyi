@@ -45,6 +45,7 @@ from iclflow.losses import Drift as Drift
 from iclflow.losses import Features as Features
 from iclflow.losses import Fresh as Fresh
 from iclflow.losses import FullFeatures as FullFeatures
+from iclflow.losses import LargeContext as LargeContext
 from iclflow.losses import Minibatch as Minibatch
 from iclflow.losses import Moments as Moments
 from iclflow.losses import Population as Population

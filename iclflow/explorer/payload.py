@@ -81,7 +81,8 @@ def require_recorded(runs: xr.Dataset) -> Settings:
     if not np.isfinite(runs["loss"].values).all():
         raise ValueError("some of these runs stopped early; the page shows whole runs")
     # What only training depends on is free.
-    free = {"rate": None, "steps": None, "seeds": 1, "sequences": None, "match": False}
+    free = {"rate": None, "steps": None, "seeds": 1, "sequences": None}
+    free |= {"match": False, "average": False}
     more = {"loss": "auto", "blocks": "auto", "data_seed": 1, "batch": None, "fresh": False}
     if settings.fixed_fraction > 0:
         more["blocks"] = settings.blocks  # its page has every block

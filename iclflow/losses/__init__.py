@@ -11,6 +11,7 @@ from iclflow.losses.features import Features as Features
 from iclflow.losses.features import FullFeatures as FullFeatures
 from iclflow.losses.features import ReducedFeatures as ReducedFeatures
 from iclflow.losses.features import TwoLayerFeatures as TwoLayerFeatures
+from iclflow.losses.large_context import LargeContext as LargeContext
 from iclflow.losses.moments import Moments as Moments
 from iclflow.losses.population import Population as Population
 from iclflow.losses.population_moments import population_moments as population_moments

@@ -11,6 +11,7 @@ from iclflow.losses import (
     Draws,
     Features,
     FullFeatures,
+    LargeContext,
     Moments,
     Population,
     ReducedFeatures,
@@ -25,7 +26,7 @@ from iclflow.losses.memory import RESERVE, available_bytes
 from iclflow.losses.moments import moments_bytes
 from iclflow.losses.population import beyond_white
 from iclflow.losses.statistics import statistics_bytes
-from iclflow.models import AbstractModel
+from iclflow.models import AbstractModel, Softmax
 from iclflow.models.layers import AbstractLayers
 from iclflow.results.progress import Progress
 from iclflow.tasks.base import AbstractTask
@@ -56,20 +57,29 @@ class Choice(NamedTuple):
         key: PRNGKeyArray,
         *,
         matched: bool = False,
+        averaged: bool = False,
         progress: Progress | None = None,
     ) -> AbstractLoss:
-        """The loss of a task at this level; of draws, `sequences` says how many."""
+        """The loss of a task at this level; of draws, `sequences` says how many.
+
+        `matched` and `averaged` are those of `Sequences.sample`.
+        """
         if self.level == "draws":
             if matched:
                 raise ValueError("match whitens prompts, and draws have none; leave it out")
+            if averaged:
+                raise ValueError("draws take the mean over tasks already; leave average out")
             return Draws.sample(task, DRAWS if sequences is None else sequences, key)
+        if self.level == "large-context":
+            return LargeContext(task)
         if self.level == "population":
             full = isinstance(self.features, FullFeatures)
             return population_moments(task) if full else Population(task)
         if sequences is None:
             raise ValueError(f"the level {self.level!r} needs a number of sequences")
         kind, options = self._kind()
-        return kind.sample(task, sequences, key, matched=matched, progress=progress, **options)
+        options |= {"matched": matched, "averaged": averaged, "progress": progress}
+        return kind.sample(task, sequences, key, **options)
 
     def of(self, prompts: PromptSource, progress: Progress | None = None) -> AbstractLoss:
         """The loss of given prompts at this level."""
@@ -118,9 +128,10 @@ def select(source: Sizes, model: AbstractModel, sequences: int | None) -> Choice
     if features is None:
         reason = undeclared(model, source.size, source.outputs)
         if sequences is None:
+            approximate = ", or LargeContext, approximate" if isinstance(model, Softmax) else ""
             raise ValueError(
                 f"{type(model).__name__} has no population in closed form: {reason}; give a "
-                f"number of sequences, for example 2000"
+                f"number of sequences, for example 2000{approximate}"
             )
         return Choice("sequences", f"exact; {reason}")
     if sequences is None:

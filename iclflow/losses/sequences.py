@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from iclflow.losses.averaging import beyond_average
 from iclflow.losses.base import misfit
-from iclflow.losses.label_weights import beyond_average, label_weights
 from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractModel
@@ -95,7 +95,7 @@ class Sequences(AbstractPromptLoss):
     def _error(self, model: AbstractModel, prompt: Prompt) -> Float[Array, ""]:
         if self.average is None:
             return jnp.sum((prompt.target - model(prompt)) ** 2)
-        constant, reads = label_weights(model, prompt)
+        constant, reads = model.label_weights(prompt)
         return self.average.error(reads, constant, prompt.inputs, prompt.query)
 
     def admits(self, model: AbstractModel) -> str | None:

@@ -118,6 +118,19 @@ class AbstractModel(Displayed):
         """
         return None
 
+    def label_weights(self, prompt: Prompt) -> tuple[Float[Array, " O"], Float[Array, "O n O"]]:
+        """b and c of ŷ_o = b_o + Σ c[o, n, p] y_n[p], which no label changes.
+
+        Of a model that is not linear in the labels, this is its tangent at labels of zero.
+        """
+
+        def predict(labels: Float[Array, "n O"]) -> Float[Array, " O"]:
+            return self(eqx.tree_at(lambda p: p.labels, prompt, labels))
+
+        constant, pull = jax.vjp(predict, jnp.zeros_like(prompt.labels))
+        rows = jnp.eye(len(constant), dtype=constant.dtype)
+        return constant, jax.vmap(lambda row: pull(row)[0])(rows)
+
     def pairs(self) -> Pairs | None:
         """v, k and q, if they are all weights, in this order, and M = Σ v k qᵀ for one output."""
         return None
@@ -236,6 +249,20 @@ class AbstractAttention(AbstractLinearModel):
     ) -> Float[Array, " O"]:
         """Σ over heads and tokens of attention times value: the bottom-right entry of (5)."""
         return jnp.einsum("hoa,ha->o", self.value_rows(), attention @ tokens)
+
+    def label_weights(self, prompt: Prompt) -> tuple[Float[Array, " O"], Float[Array, "O n O"]]:
+        if self.blocks is Blocks.FULL:
+            return super().label_weights(prompt)
+        return self.value_labels(self.scores(prompt.tokens, prompt.query) / prompt.divisor, prompt)
+
+    def value_labels(
+        self, attention: Float[Array, "H n"], prompt: Prompt
+    ) -> tuple[Float[Array, " O"], Float[Array, "O n O"]]:
+        """`label_weights` of an attention map that no label is in: c = Σ v_h · its row."""
+        pairs = prompt.context if prompt.length is None else prompt.length
+        shown = jnp.where((jnp.arange(attention.shape[1]) < pairs)[None, :], attention, 0.0)
+        outputs = self.values.shape[1]
+        return jnp.zeros(outputs, shown.dtype), jnp.einsum("hop,hn->onp", self.values, shown)
 
     def effective_weights(self) -> Float[Array, "O T T D"]:
         return contract("hoa,hbc->oabc", self.value_rows(), self.key_query())

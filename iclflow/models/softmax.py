@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from iclflow.models.base import AbstractAttention, AbstractInitialiser, AbstractModel
+from iclflow.models.base import AbstractAttention, AbstractInitialiser, AbstractModel, Blocks
 from iclflow.models.merged import Merged
 from iclflow.models.separate import Separate
 from iclflow.tasks.prompt import Prompt
@@ -30,12 +30,20 @@ class Softmax(AbstractModel):
     attention: AbstractAttention
 
     def __call__(self, prompt: Prompt) -> Float[Array, " O"]:
-        tokens = prompt.tokens
-        scores = self.attention.scores(tokens, prompt.query)
+        return self.attention.read(self.attention_map(prompt), prompt.tokens)
+
+    def attention_map(self, prompt: Prompt) -> Float[Array, "H n"]:
+        """The query's row of each head: how much it attends to every token, itself included."""
+        scores = self.attention.scores(prompt.tokens, prompt.query)
         visible = prompt.visible
         if visible is not None:
             scores = jnp.where(visible[None, :], scores, -jnp.inf)
-        return self.attention.read(jax.nn.softmax(scores, axis=1), tokens)
+        return jax.nn.softmax(scores, axis=1)
+
+    def label_weights(self, prompt: Prompt) -> tuple[Float[Array, " O"], Float[Array, "O n O"]]:
+        if self.attention.blocks is Blocks.FULL:
+            return super().label_weights(prompt)
+        return self.attention.value_labels(self.attention_map(prompt), prompt)
 
     @classmethod
     def initialiser(

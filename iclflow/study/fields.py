@@ -21,7 +21,9 @@ SEEDS = 2**32  # seeds are whole numbers below
 LONGEST = 10**12  # steps
 OF_PROMPTS = ("lengths", "normaliser")  # what may be said of a task that has given prompts
 # What is said of prompts that are drawn, and of other tasks than that of the training.
-DRAWN = ("sequences", "match", "fresh", "data_seed", "eigen_seed", "test", "test_context", "change")
+DRAWN = ("sequences", "match", "average", "fresh", "data_seed", "eigen_seed")
+DRAWN += ("test", "test_context", "change")
+OF_TASKS = ("draws", "large-context", "population")  # levels that know a task, not prompts
 EIGEN_SEED = 2  # of eigenvectors, pool and w*, unless another is given
 SMALLEST = 1e-100  # init scale besides 0, whose third power is a normal number
 
@@ -131,10 +133,14 @@ class Fields:
         None, DATA, "omit: population", metavar="P", least=1, page=(0, 80_000)
     )
     match: bool = option(False, DATA, "whiten task vectors, centre inputs", needs=("sequences",))
+    average: bool = option(
+        False, DATA, "take the mean over tasks exactly: fewer sequences do", needs=("sequences",)
+    )
     loss: str = option(
         "auto", DATA, "level of exactness",
         choices=(
-            "auto", "sequences", "features", "statistics", "moments", "draws", "population",
+            "auto", "sequences", "features", "statistics", "moments", "draws", "large-context",
+            "population",
         ),
     )  # fmt: skip
     batch: int | None = option(
@@ -261,7 +267,7 @@ class Fields:
                 )
         if self.vary != "weights":
             raise ValueError(f"vary {self.vary}: the prompts are given; vary weights")
-        if self.loss in ("draws", "population"):
+        if self.loss in OF_TASKS:
             raise ValueError(f"given prompts have no {self.loss}; leave loss out")
         if self.prompts_digest is None:
             from iclflow.results.reading import digest  # NumPy: only when there is a file

@@ -33,7 +33,7 @@ from iclflow.results.netcdf import opened
 from iclflow.results.progress import Progress
 from iclflow.results.reading import digest, parse_json, read_text
 from iclflow.runs.cost import COPIES
-from iclflow.study.fields import Fields, from_names, variant
+from iclflow.study.fields import OF_TASKS, Fields, from_names, variant
 from iclflow.tasks.commuting import Commuting
 from iclflow.tasks.inputs import INPUTS, named_inputs
 from iclflow.tasks.own_prompts import Prompts
@@ -263,16 +263,19 @@ class Settings(Fields):
             return None
         if self.blocks != "auto":
             return Blocks(self.blocks)
-        return Blocks.FULL if self.finite or self.fixed_fraction > 0 else Blocks.FROZEN
+        moved = self.finite and not self.average  # the mean over tasks is even where w is
+        return Blocks.FULL if moved or self.fixed_fraction > 0 else Blocks.FROZEN
 
     def choice(self, source: Task | Prompts) -> Choice:
         """The level of exactness, selected or as asked."""
         model = empty_model(self.initialiser(source))
-        if self.batch is not None and self.loss in ("moments", "draws", "population"):
+        if self.batch is not None and self.loss in ("moments", *OF_TASKS):
             raise ValueError(f"minibatches need single sequences, which {self.loss} do not keep")
-        if self.loss == "population" and self.sequences is not None:
-            raise ValueError("the population has no number of sequences; leave sequences out")
-        if self.loss not in ("auto", "draws", "population") and not self.finite:
+        if self.loss in ("large-context", "population") and self.sequences is not None:
+            raise ValueError(f"the {self.loss} has no number of sequences; leave sequences out")
+        if self.loss == "large-context":
+            return Choice(self.loss, "approximate: of first order in 1/N, as asked")
+        if self.loss not in ("auto", *OF_TASKS) and not self.finite:
             raise ValueError(f"the level {self.loss!r} needs a number of sequences")
         count = source.count if isinstance(source, Prompts) else self.sequences
         automatic = select(source, model, count)
@@ -297,10 +300,18 @@ class Settings(Fields):
             loss = choice.of(source, progress=progress)
         else:
             key = jax.random.key(self.data_seed + seed_offset)
-            loss = choice.build(source, self.sequences, key, matched=self.match, progress=progress)
+            loss = choice.build(
+                source,
+                self.sequences,
+                key,
+                matched=self.match,
+                averaged=self.average,
+                progress=progress,
+            )
         if self.fresh:
             assert isinstance(source, Task)  # given prompts are refused beside fresh ones
-            loss = Fresh(task=source, evaluation=loss, size=int(self.batch or 1))
+            batch = int(self.batch or 1)
+            loss = Fresh(task=source, evaluation=loss, size=batch, averaged=self.average)
         elif self.batch is not None:
             loss = Minibatch(loss, self.batch)  # pyright: ignore
         if self.change is None:

@@ -24,9 +24,9 @@ FEW = 64  # prompts that a loss is drawn from to count the operations of its ste
 # The fields that each of them is made of.
 OF_TASK = (*(n for n, (_, about) in FIELDS.items() if about.group == TASK), "model")
 OF_TASK += ("eigen_seed", "prompts", "prompts_digest")
-OF_LOSS = (*OF_TASK, "heads", "rank", "blocks", "sequences", "match", "loss", "batch", "fresh")
-OF_LOSS += ("data_seed", "change")
-OF_INIT = (*OF_TASK, "heads", "rank", "scale", "blocks", "sequences")
+OF_LOSS = (*OF_TASK, "heads", "rank", "blocks", "sequences", "loss", "batch", "fresh")
+OF_LOSS += ("match", "average", "data_seed", "change")
+OF_INIT = (*OF_TASK, "heads", "rank", "scale", "blocks", "sequences", "average")
 OF_DYNAMICS = (*OF_LOSS, "rate", "optimiser", "momentum", "dynamics", "tolerance")
 
 

@@ -58,9 +58,13 @@ class TaskAverage(eqx.Module):
                 "averaged out"
             )
         mean = jnp.broadcast_to(task.tasks.mean, (task.outputs, task.size))
-        noise = task.label_noise, task.target_noise
         return cls(
-            task.second_moment(), mean, *(n**2 for n in noise), *(_may_be_noise(n) for n in noise)
+            task.second_moment(),
+            mean,
+            task.label_noise**2,
+            task.target_noise**2,
+            _may_be_noise(task.label_noise),
+            _may_be_noise(task.target_noise),
         )
 
     @property
@@ -87,10 +91,12 @@ class TaskAverage(eqx.Module):
         outputs = len(constant)
         missed = jnp.eye(outputs, dtype=query.dtype)[:, :, None] * query[None, None, :]
         missed = missed - jnp.einsum("onp,nd->opd", reads, inputs)
-        signal = jnp.einsum("opd,pdqe,oqe->", missed, self.second, missed)
-        noise = self.label_variance * jnp.sum(reads**2) + outputs * self.target_variance
+        half = missed.reshape(outputs, -1) @ self.second.reshape(2 * (missed[0].size,))
         offset = constant - 2 * jnp.einsum("opd,pd->o", missed, self.mean)
-        return signal + noise + jnp.sum(constant * offset)
+        found = jnp.sum(half * missed.reshape(outputs, -1)) + jnp.sum(constant * offset)
+        if self.label_noise:
+            found = found + self.label_variance * jnp.sum(reads**2)
+        return found + outputs * self.target_variance
 
     def part(self, prompt: Prompt, index: Int[Array, ""]) -> Prompt:
         """One of the prompts with the same inputs whose summed errors are the mean over tasks.
@@ -131,6 +137,10 @@ class AveragedPrompts(AbstractPromptSet):
 
     inputs: AbstractPromptSet
     average: TaskAverage
+
+    def __init__(self, inputs: AbstractPromptSet, average: TaskAverage) -> None:
+        """State the set."""
+        self.inputs, self.average = inputs, average
 
     @property
     def count(self) -> int:

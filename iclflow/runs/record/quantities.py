@@ -14,7 +14,13 @@ from jaxtyping import Array, Float
 from iclflow.dynamics import AbstractDynamics
 from iclflow.dynamics.base import Recorder
 from iclflow.dynamics.gradient_noise import gradient_noise
-from iclflow.losses import AbstractLoss, AbstractPromptLoss, Minibatch, Population
+from iclflow.losses import (
+    AbstractLoss,
+    AbstractPromptLoss,
+    LargeContext,
+    Minibatch,
+    Population,
+)
 from iclflow.losses.changing import changes
 from iclflow.models import AbstractAttention, AbstractModel
 from iclflow.results.choices import require_choice
@@ -73,6 +79,15 @@ def _weights(model: AbstractModel, loss: AbstractLoss | None = None) -> dict[str
     return model.weights()
 
 
+def _rho(model: AbstractModel, loss: AbstractLoss) -> Float[Array, ""]:
+    if not isinstance(loss, LargeContext):
+        raise ValueError(
+            f"rho says how near a run is to the end of LargeContext, this one trains on "
+            f"{type(loss).__name__}; leave rho out"
+        )
+    return loss.rho(model)
+
+
 QUANTITIES: dict[str, Quantity] = {
     "loss": Quantity(lambda m, loss: loss(m), (), "training loss $L$", "1"),
     "values": Quantity(_values, ("head", "output", "label"), "value weights $v_i$"),
@@ -93,6 +108,7 @@ QUANTITIES: dict[str, Quantity] = {
     "gradient_noise": Quantity(
         _gradient_noise, (), "trace of the covariance of a minibatch's gradient"
     ),
+    "rho": Quantity(_rho, (), r"$\rho$ (the formula of long contexts holds below 1)"),
     "rate_times_sharpness": Quantity(
         None, (), r"$\eta\,\times$ largest Hessian eigenvalue (stable below 2)"
     ),

@@ -5,10 +5,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import filled, standardised
 
 import iclflow as icl
 from iclflow.tasks.averaged import AveragedPrompts
+from tests.helpers.cases import filled, standardised
+from tests.helpers.tiers import some
 
 KEY = jax.random.key(5)
 TASKS = {
@@ -42,11 +43,15 @@ class Offset(icl.AbstractModel):
         return self.softmax(prompt) + jnp.sum(prompt.query)
 
 
-@pytest.mark.parametrize("model", [*MODELS, "offset"])
-@pytest.mark.parametrize("task", TASKS)
-def test_the_mean_over_tasks_is_that_of_monte_carlo(task, model):
+PAIRS = [f"{task} {model}" for task in TASKS for model in (*MODELS, "offset")]
+LINEAR = [pair for pair in PAIRS if not pair.endswith("offset")]
+
+
+@pytest.mark.parametrize("pair", some(PAIRS, "plain softmax", "all offset", "outputs layers"))
+def test_the_mean_over_tasks_is_that_of_monte_carlo(pair):
     """Within four standard errors of prompts with the same inputs and other tasks and noise."""
-    task = TASKS[task]()
+    name, model = pair.split()
+    task = TASKS[name]()
     model = Offset(model_of("softmax", task)) if model == "offset" else model_of(model, task)
     exact = icl.Sequences.sample(task, 3, KEY, averaged=True)
 
@@ -67,10 +72,12 @@ def test_the_mean_over_tasks_is_that_of_monte_carlo(task, model):
     assert abs(standardised(np.asarray(estimates), exact(model))) < 4
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("task", TASKS)
-def test_value_and_gradient_are_those_of_the_parts(name, task):
+@pytest.mark.parametrize(
+    "pair", some(LINEAR, "all softmax", "outputs softmax", "plain layers", "pool merged")
+)
+def test_value_and_gradient_are_those_of_the_parts(pair):
     """A prompt per column of a root of E[W ⊗ W] and per noisy label: the same mean, to rounding."""
+    task, name = pair.split()
     task = TASKS[task]()
     model, average = model_of(name, task), icl.TaskAverage.of(task)
     prompts = icl.PromptSet.sample(task, 5, KEY)
@@ -83,7 +90,7 @@ def test_value_and_gradient_are_those_of_the_parts(name, task):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", some(TASKS, "all"))
 def test_every_level_takes_the_same_mean(task):
     task = TASKS[task]()
     drawn = lambda kind, **o: kind.sample(task, 5, KEY, averaged=True, **o)  # noqa: E731

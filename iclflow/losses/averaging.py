@@ -1,12 +1,10 @@
-"""How much of every label of a prompt is in a prediction, for models that are linear in them."""
+"""Whether the mean over tasks can be taken exactly for a model: is it linear in the labels?"""
 
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
 from iclflow.losses.features import EXACT
 from iclflow.models import AbstractModel
@@ -14,23 +12,6 @@ from iclflow.models.kinds import once_a_kind
 from iclflow.tasks.prompt import Prompt
 
 PAIRS = 4  # of the prompt on which linearity is tried
-
-
-def label_weights(
-    model: AbstractModel, prompt: Prompt
-) -> tuple[Float[Array, " O"], Float[Array, "O n O"]]:
-    """b and c of ŷ_o = b_o + Σ c[o, n, p] y_n[p], which no label changes.
-
-    - `model`: one that is linear in the labels; of another this is its tangent at zero labels.
-    - `prompt`: its labels are not looked at.
-    """
-
-    def predict(labels: Float[Array, "n O"]) -> Float[Array, " O"]:
-        return model(eqx.tree_at(lambda p: p.labels, prompt, labels))
-
-    constant, pull = jax.vjp(predict, jnp.zeros_like(prompt.labels))
-    rows = jnp.eye(len(constant), dtype=constant.dtype)
-    return constant, jax.vmap(lambda row: pull(row)[0])(rows)
 
 
 def beyond_average(model: AbstractModel, size: int, outputs: int) -> str | None:
