@@ -30,8 +30,8 @@ def shapes(data) -> dict[str, tuple[str, ...]]:
 def test_a_sweep_has_the_variables_of_the_page():
     task = icl.Task(spectrum=[0.6, 0.3], context=15)
     init = icl.Separate.initialiser(task, heads=2, scale=0.1)
-    sampled = {"gradient_noise", "learning_coefficient"}  # of a loss with a number of prompts
-    record, last = [name for name in QUANTITIES if name not in sampled], ["weights"]
+    others = {"gradient_noise", "learning_coefficient", "rho"}  # of other losses
+    record, last = [name for name in QUANTITIES if name not in others], ["weights"]
     runs = icl.sweep(
         icl.Population(task), init, icl.Descent(0.2), until=4, seeds=2,
         axes={"scale": [0.1, 0.2]}, record=record, final=last,
