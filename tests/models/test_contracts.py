@@ -23,6 +23,8 @@ LOSSES = {
     "features": lambda task: icl.Features.sample(task, 6, KEY),
     "moments": lambda task: icl.Moments.sample(task, 6, KEY),
     "population": icl.Population,
+    "averaged": lambda task: icl.Sequences.sample(task, 6, KEY, averaged=True),
+    "large context": lambda task: icl.LargeContext(task_with(False)),  # one output
     "statistics": lambda task: icl.Statistics.sample(task, 6, KEY),
     "draws": lambda task: icl.Draws.sample(task_with(False), 6, KEY),  # one output
     "two-layer moments": lambda task: icl.Moments.sample(
