@@ -6,8 +6,10 @@ that sends whole files only, they are downloaded, one revision at a time, and de
 """
 
 import contextlib
+import http.client
 import importlib
 import math
+import re
 import shutil
 import struct
 import tempfile
@@ -35,16 +37,25 @@ from iclflow.results.reading import field, inside, parse_json, read_object
 
 FIRST = 2**16  # bytes of the first request, which most headers fit in
 HEADER = 10**8  # bytes of a header at most, as the format has it
+PART = re.compile(r"bytes (\d{1,18})-\d+/(\d{1,18})")  # which part of how many bytes an answer has
 PATIENCE = 60.0  # seconds for the server to answer
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def _check_entry(name: str, entry: Any) -> None:
-    """Refuse what the header says of one tensor unless it has a type, a shape and a place."""
-    numbers = [*field(entry, "shape", list, name), *field(entry, "data_offsets", list, name)]
-    if not all(isinstance(n, int) and n >= 0 for n in numbers) or len(entry["data_offsets"]) != 2:
+def _check_entry(name: str, entry: Any, size: int) -> None:
+    """Refuse what the header says of one tensor unless it has a type, a shape and a place.
+
+    - `size`: the bytes of all tensors, among which its place must be.
+    """
+    shape, place = (field(entry, key, list, name) for key in ("shape", "data_offsets"))
+    if not all(type(n) is int and n >= 0 for n in (*shape, *place)) or len(place) != 2:
         raise ValueError(f"tensor {name} has no shape and place of whole numbers")
-    field(entry, "dtype", str, name)
+    if not place[0] <= place[1] <= size:
+        raise ValueError(f"tensor {name} lies at bytes {place[0]} to {place[1]} of {size:,}")
+    kind = TYPES.get(field(entry, "dtype", str, name))
+    if kind is not None and place[1] - place[0] != math.prod(shape) * BYTES[kind]:
+        raise ValueError(f"tensor {name} has {place[1] - place[0]} bytes, its shape is {shape}")
 
 
 class NoRangesError(CheckpointError):
@@ -52,14 +63,14 @@ class NoRangesError(CheckpointError):
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows to where the file lies, without taking the token to another host."""
+    """Follows to where the file lies, without taking the token to another host or in the clear."""
 
     def redirect_request(
         self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> Any:
         new = super().redirect_request(req, fp, code, msg, headers, newurl)
-        hosts = [urllib.parse.urlsplit(url).netloc for url in (req.full_url, newurl)]
-        if new is not None and hosts[0] != hosts[1]:
+        before, after = (urllib.parse.urlsplit(url)[:2] for url in (req.full_url, newurl))
+        if new is not None and before != after:
             new.remove_header("Authorization")
         return new
 
@@ -71,17 +82,20 @@ class RemoteFile(AbstractSource):
         self, url: str, headers: Mapping[str, str], label: str, config: Mapping[str, Any]
     ) -> None:
         self.url, self.headers, self.label, self.config = url, dict(headers), label, config
+        self.size = FIRST  # of the file: what the first answer says
         begin = self._fetch(0, FIRST)
         try:
             size = struct.unpack("<Q", begin[:8])[0]
             if size > HEADER:
                 raise ValueError(f"a header of {size:,} bytes")
-            if 8 + size > len(begin):
+            if len(begin) < 8 + size <= self.size:
                 begin += self._fetch(len(begin), 8 + size - len(begin))
+            if 8 + size > len(begin):
+                raise ValueError(f"a header of {size:,} bytes in a file of {self.size:,}")
             self.entries: dict[str, Any] = parse_json(begin[8 : 8 + size].decode(), "header")
             self.entries.pop("__metadata__", None)
             for name, entry in self.entries.items():
-                _check_entry(name, entry)
+                _check_entry(name, entry, self.size - 8 - size)
         except (struct.error, ValueError, AttributeError, TypeError) as error:
             raise CheckpointError(
                 f"{label}: truncated or not a safetensors file ({error})"
@@ -106,7 +120,7 @@ class RemoteFile(AbstractSource):
         begin, end = entry["data_offsets"]
         kind = np.dtype(TYPES[entry["dtype"]])
         values = self._fetch(self.start + begin, end - begin)
-        if len(values) != math.prod(entry["shape"]) * kind.itemsize:
+        if len(values) != end - begin:
             raise CheckpointError(f"{self.label}: tensor {name} is truncated")
         return widen(np.frombuffer(values, kind).reshape(entry["shape"]))
 
@@ -121,13 +135,17 @@ class RemoteFile(AbstractSource):
         try:
             opener = urllib.request.build_opener(_Redirects)
             with opener.open(request, timeout=PATIENCE) as answer:
-                if answer.status != 206:
+                part = PART.fullmatch(answer.headers.get("Content-Range", ""))
+                # A part that does not say which one it is may be another than was asked for.
+                if answer.status != 206 or part is None or int(part[1]) != start:
                     raise NoRangesError(f"{self.label}: the server sends whole files only")
+                self.size = int(part[2])
                 return answer.read(count)
         except NoRangesError:
             raise
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{self.label}: {error}") from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            said = str(error).strip().splitlines()[:1] or [type(error).__name__]
+            raise CheckpointError(f"{self.label}: {said[0]}") from None
 
 
 INDEX = "model.safetensors.index.json"

@@ -263,9 +263,13 @@ def test_the_folder_of_a_trainer_is_a_series(tmp_path):
 
 
 class Server(http.server.SimpleHTTPRequestHandler):
-    """Serves the files of a folder, and parts of them where `ranges` is set."""
+    """Serves the files of a folder, and parts of them where `ranges` is set.
 
-    ranges, sent, asked_by = True, 0, ""
+    - `shift`: how many bytes further on the parts begin than what was asked for, and say so.
+    - `answers`: what is sent instead of anything else.
+    """
+
+    ranges, sent, asked_by, shift, answers = True, 0, "", 0, None
 
     def do_GET(self):
         type(self).asked_by = self.headers.get("Authorization", "")
@@ -279,10 +283,16 @@ class Server(http.server.SimpleHTTPRequestHandler):
         if not self.ranges or found is None or not path.is_file():
             super().do_GET()
             return
-        part = path.read_bytes()[int(found[1]) : int(found[2]) + 1]
+        if self.answers is not None:
+            self.wfile.write(self.answers)
+            return
+        whole, first = path.read_bytes(), int(found[1]) + self.shift
+        part = whole[first : int(found[2]) + 1 + self.shift]
         type(self).sent += len(part)
         self.send_response(206)
         self.send_header("Content-Length", str(len(part)))
+        last = first + len(part) - 1
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(whole)}")
         self.end_headers()
         self.wfile.write(part)
 
@@ -372,6 +382,10 @@ def test_a_token_is_not_taken_to_another_host(hub, server):
     redirect = remote._Redirects().redirect_request
     request = urllib.request.Request(server.address, headers={"Authorization": "Bearer secret"})
     assert redirect(request, None, 302, "", {}, elsewhere).headers == {}
+    same = redirect(request, None, 302, "", {}, f"{server.address}/other")
+    assert same.headers == {"Authorization": "Bearer secret"}
+    secure = urllib.request.Request("https://hub/x", headers={"Authorization": "Bearer secret"})
+    assert redirect(secure, None, 302, "", {}, "http://hub/x").headers == {}  # in the clear
     (there / "short.safetensors").write_bytes(b"123")
     with pytest.raises(CheckpointError, match="short: truncated or not a safetensors file"):
         remote.RemoteFile(f"{server.address}/step0/short.safetensors", {}, "short", {})
@@ -392,6 +406,73 @@ def test_revisions_stream_with_two_on_disk_at_most(hub, tmp_path, server):
     assert not any(name.endswith(".bin") for _, _, name in hub.fetched)
     local = measure_series(find_series(*(hub.root / name for name in names)))
     np.testing.assert_array_equal(data["norm"], local["norm"])
+
+
+def header(**tensors):
+    """The bytes of a safetensors file whose header says this, with 16 bytes of tensors."""
+    text = json.dumps({n: dict(zip(KEYS, about, strict=True)) for n, about in tensors.items()})
+    return len(text).to_bytes(8, "little") + text.encode() + bytes(16)
+
+
+KEYS = ("dtype", "shape", "data_offsets")
+DAMAGED = {
+    "a negative place": (header(a=("F32", [4], [-16, 0])), "whole numbers"),
+    "a place that ends before it begins": (header(a=("F32", [4], [16, 0])), "at bytes 16 to 0"),
+    "a place beyond the file": (header(a=("F32", [4], [16, 32])), "at bytes 16 to 32 of 16"),
+    "an endless place": (header(a=("F32", [2**60], [0, 2**62])), "of 16"),
+    "another shape": (header(a=("F32", [5], [0, 16])), r"has 16 bytes, its shape is \[5\]"),
+    "a truth value": (header(a=("F32", [True, 4], [0, 16])), "whole numbers"),
+    "a fraction": (header(a=("F32", [4.0], [0, 16])), "whole numbers"),
+    "a shape of text": (header(a=("F32", "4", [0, 16])), "'shape' must be a list"),
+    "three places": (header(a=("F32", [4], [0, 8, 16])), "whole numbers"),
+    "a type that is none": (header(a=(3, [4], [0, 16])), "'dtype' must be text"),
+    "no object": ((2).to_bytes(8, "little") + b"[]", "not a safetensors file"),
+    "no JSON": ((2).to_bytes(8, "little") + b"{]", "not JSON"),
+    "a header beyond the file": (
+        (9999).to_bytes(8, "little") + b"{}",
+        "a header of 9,999 bytes in a file of 10",
+    ),
+    "a header of 100 TB": ((10**14).to_bytes(8, "little") + b"{}", "a header of 100,000"),
+    "bytes that are no text": ((2).to_bytes(8, "little") + b"\xff\xfe", "utf-8"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_header_on_the_hub_is_refused_before_a_tensor_is_asked_for(hub, server, case):
+    content, complaint = DAMAGED[case]
+    (hub.root / "step0" / "model.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=complaint) as error:
+        measure_series(hub_series("repo", ["step0"]))
+    assert "repo@step0" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert server.sent <= len(content)
+
+
+def test_another_part_than_was_asked_for_is_not_taken_for_it(hub, server):
+    """The server's parts begin a byte later, as it says; the whole files are downloaded then."""
+    server.shift = 1
+    data = measure_series(hub_series("repo", ["step0", "step1"]))
+    local = measure_series(find_series(*(hub.root / f"step{n}" for n in (0, 1))))
+    np.testing.assert_array_equal(data["norm"], local["norm"])
+    assert ("repo", "step0", "model.safetensors") in hub.fetched
+
+
+@pytest.mark.parametrize(
+    "answer", [b"nonsense\r\n\r\n", b"HTTP/1.1 206 x\r\n" + b"A" * 70_000, b"", b"HTTP/1.1 9\r\n"]
+)
+def test_a_server_that_does_not_speak_http_is_one_line(hub, server, answer):
+    server.answers = answer
+    with pytest.raises(CheckpointError, match=r"^repo@step0 model.safetensors: .+") as error:
+        measure_series(hub_series("repo", ["step0"]))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "a/../../b", ""])
+def test_an_index_on_the_hub_stays_in_its_repository(hub, name):
+    (hub.root / "step512" / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(CheckpointError, match=r"leaves the folder|needed the name of a file"):
+        measure_series(hub_series("repo", ["step512"]))
+    assert {file for _, _, file in hub.fetched} <= {"config.json", INDEX}
 
 
 def test_revisions_that_fail(hub, tmp_path):
