@@ -108,6 +108,11 @@ def run_prompts(args: argparse.Namespace, settings: Any) -> int:
     from iclflow.theory.predict import predict
     from iclflow.theory.summary import prompts_summary, start_summary
 
+    if settings.model in (*DEEP.values(), "linear-transformer"):
+        raise ValueError(
+            f"the theory of given prompts is that of one layer of attention with one output, not "
+            f"of {settings.model}; leave --layers and --model out"
+        )
     source = settings.source()
     refuse_options(args)
     with progress_bar("reading", False if args.json else None) as report:

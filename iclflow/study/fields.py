@@ -240,6 +240,14 @@ class Fields:
             raise ValueError("a test is of one task, and vary all has one per seed; vary weights")
         if self.change and self.steps is None and self.time is None:
             raise ValueError("a run whose task changes needs an end; give steps, or time")
+        end = self.time if self.dynamics == "flow" else self.steps
+        for item in (self.change or ()) if end is not None else ():
+            step, _ = variant("change", item)
+            if float(step) >= end:
+                raise ValueError(
+                    f"the change at {step} comes after the end of the run at {end:g}, so that it "
+                    f"does nothing; leave it out"
+                )
         if self.change and self.fixed_fraction > 0:
             raise ValueError("change does not go with fixed_fraction; leave one of them out")
         for name in ("seed", "data_seed", "eigen_seed"):
@@ -290,6 +298,10 @@ class Fields:
 FIELDS = described(Fields)
 
 
+# What the variants of an option are called, and an example of one.
+VARIANTS = {"test": ("NAME", "long: context=200"), "change": ("STEP", "3000: noise=0.5")}
+
+
 def variant(name: str, item: str) -> tuple[str, dict[str, Any]]:
     """The name of one of the variants `NAME: FIELD=VALUE; FIELD=VALUE`, and what it changes.
 
@@ -315,8 +327,8 @@ def variant(name: str, item: str) -> tuple[str, dict[str, Any]]:
         field = said.replace("-", "_")
         if not equals or not text:
             raise ValueError(
-                f"{name} needs NAME: FIELD=VALUE, got {short(item)}; for example "
-                f"{'long: context=200' if name == 'test' else '3000: noise=0.5'}"
+                f"{name} needs {VARIANTS[name][0]}: FIELD=VALUE, got {short(item)}; for example "
+                f"{VARIANTS[name][1]}"
             )
         require_choice(f"field of {name}", field, allowed)
         kind, about = FIELDS[field]
@@ -334,6 +346,7 @@ def variant(name: str, item: str) -> tuple[str, dict[str, Any]]:
             raise ValueError(
                 f"change needs STEP: FIELD=VALUE, got {short(item)}; for example 3000: noise=0.5"
             )
+        called = str(int(step)) if step == int(step) else repr(step)  # 3e3 is the step 3000
     return called, fields
 
 
@@ -349,11 +362,11 @@ def _variants(name: str, value: Any) -> tuple[str, ...]:
     else:
         rows = [value] if isinstance(value, str) else value
     if not isinstance(rows, list | tuple) or not rows:
-        raise ValueError(f"{name} needs NAME: FIELD=VALUE, got {short(value)}")
+        raise ValueError(f"{name} needs {VARIANTS[name][0]}: FIELD=VALUE, got {short(value)}")
     found = {}
     for row in rows:
         if not isinstance(row, str):
-            raise ValueError(f"{name} needs NAME: FIELD=VALUE, got {short(row)}")
+            raise ValueError(f"{name} needs {VARIANTS[name][0]}: FIELD=VALUE, got {short(row)}")
         called, _ = variant(name, row)
         if called in found:
             raise ValueError(f"{name} states {called} twice; leave one of them out")

@@ -16,6 +16,7 @@ from jax.core import Tracer
 from jaxtyping import Array
 
 Kind = TypeVar("Kind")
+LARGEST = 2**63  # sizes are below: arrays and files count by integers of 64 bits
 
 
 def shown(value: Any) -> str:
@@ -34,8 +35,15 @@ def require_size(name: str, value: Any, least: int = 1) -> int:
         size = None if isinstance(value, bool | np.bool_) else operator.index(value)
     except TypeError:
         size = None
-    if size is None or size < least or (isinstance(value, jax.Array) and value.dtype == bool):
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {shown(value)}")
+    if (
+        size is None
+        or not least <= size < LARGEST
+        or (isinstance(value, jax.Array) and value.dtype == bool)
+    ):
+        most = "" if size is None or size < LARGEST else " and below 2^63"
+        raise ValueError(
+            f"{name} must be a whole number of at least {least}{most}, got {shown(value)}"
+        )
     return size
 
 

@@ -165,7 +165,7 @@ class Prompts:
         return f"Prompts({sizes}{', ' if self.where else ''}{self.where})"
 
     def __iter__(self) -> Iterator[Prompt]:
-        """Stacked batches of about 32 MB; `ValueError` at a number that is not finite."""
+        """Stacked batches of about 32 MB; `ValueError` at a number that is none or too large."""
         row = 8 * (self.context + 1) * (self.size + 2 * self.outputs)
         size = max(1, min(self.count, BATCH_BYTES // row))
         streams = [rows.batches(size) for rows in self._rows.values()]
@@ -174,11 +174,14 @@ class Prompts:
             whole = [
                 np.asarray(a, np.float64).reshape(len(a), self.context + 1, -1) for a in arrays
             ]
-            bad = ~np.all([np.isfinite(a).all(axis=(1, 2)) for a in whole], axis=0)
+            # The moments of attention are of the sixth degree in x and y.
+            most = float(np.finfo(jnp.zeros(0).dtype).max) ** (1 / 6)
+            bad = ~np.all([(np.abs(a) <= most).all(axis=(1, 2)) for a in whole], axis=0)
             if bad.any():
                 raise ValueError(
-                    f"{self._prefix}prompts must be finite numbers, and prompt number "
-                    f"{begin + int(bad.argmax())} (of 0 to {self.count - 1}) is not; leave it out"
+                    f"{self._prefix}prompts must be finite numbers up to {most:.0e}, and prompt "
+                    f"number {begin + int(bad.argmax())} (of 0 to {self.count - 1}) is not; leave "
+                    f"it out, or scale all of them"
                 )
             begin += len(whole[0])
             x, y, *targets = (jnp.asarray(a, float) for a in whole)
@@ -228,11 +231,22 @@ def _opened(path: str) -> dict[str, _Rows]:
         with opened(path) as dataset:
             names = _names(path, [str(name) for name in dataset.variables])
             found = {name: dataset[name] for name in names}
+            _same_order(path, {name: tuple(map(str, v.dims)) for name, v in found.items()})
             return {n: _Variable(Path(path), n, v.shape, v.dtype) for n, v in found.items()}
     raise ValueError(
         f"{path}: prompts come as .npz or .nc with x and y, or as two files x.npy,y.npy; for "
         f"example np.savez('mine.npz', x=x, y=y)"
     )
+
+
+def _same_order(path: str, dims: dict[str, tuple[str, ...]]) -> None:
+    """Refuse variables that share the names of their first two dimensions in another order."""
+    for name, given in dims.items():
+        if set(given[:2]) == set(dims["x"][:2]) and given[:2] != dims["x"][:2]:
+            raise ValueError(
+                f"{path}: x has the dimensions {', '.join(dims['x'])} and {name} has "
+                f"{', '.join(given)}; transpose {name} to the order of x"
+            )
 
 
 def _names(path: str, found: list[str]) -> list[str]:

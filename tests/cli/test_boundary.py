@@ -44,6 +44,8 @@ REFUSED = {
         ("icl.Task([0.7, 0.2], jnp.asarray(True))", "whole number"),
         ("icl.Task([0.7, 0.2], None)", "got None"),
         ("icl.Task([0.7, 0.2], 0)", "at least 1, got 0"),
+        ("icl.Task([0.7, 0.2], 10**20)", "at least 1 and below 2^63, got 1000"),
+        ("icl.Tests(task, context=[5, 10**20])", "below 2^63"),
         ("icl.Task([0.7, 0.2], 5, lengths=[2.5])", "got 2.5"),
         ("icl.Task([0.7, 0.2], 5, lengths=['2'])", "got '2'"),
         ("icl.Task([0.7, 0.2], 5, lengths='25')", "list of whole numbers"),

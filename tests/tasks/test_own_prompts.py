@@ -39,9 +39,12 @@ def folder(arrays, tmp_path_factory):
     xr.Dataset({"x": (("p", "n", "d"), x), "y": (("p", "n"), y)}).to_netcdf(
         path / "mine.nc", engine="h5netcdf"
     )
+    square = {"x": (("p", "n", "d"), x[: PAIRS + 1]), "y": (("n", "p"), y[: PAIRS + 1].T)}
+    xr.Dataset(square).to_netcdf(path / "turned.nc", engine="h5netcdf")
     bad = y.copy()
     bad[7, 2] = np.nan
     np.savez(path / "nan.npz", x=x, y=bad)
+    np.savez(path / "huge.npz", x=x * 1e200, y=y)
     np.savez(path / "disagree.npz", x=x, y=y[:-1])
     np.savez(path / "text.npz", x=x.astype(str), y=y)
     np.savez(path / "single.npz", x=x[:, :1], y=y[:, :1])
@@ -122,6 +125,8 @@ def test_an_initialiser_takes_sizes_prompts_or_a_loss(arrays):
         ("single.npz", "at least one labelled pair and a query"),
         ("names.npz", "has inputs, labels, and no x"),
         ("columns.npz", "ascontiguousarray"),
+        ("huge.npz", "up to 2e.51, and prompt number 0 "),
+        ("turned.nc", "y has n, p; transpose y to the order of x"),
         ("junk.npz", "not an .npz file"),
         ("missing.npz", "there is no file"),
         ("mine.csv", "prompts come as .npz or .nc"),
@@ -138,6 +143,12 @@ def test_a_bad_file_of_prompts_gets_one_line_and_loses_nothing(
         assert (code, out, err.count("\n")) == (2, "", 1), err
         assert re.search(said, err), err
     assert [path.name for path in tmp_path.iterdir()] == ["run.nc"]
+
+
+def test_the_theory_of_prompts_says_that_it_is_of_one_layer(folder, capsys):
+    code, out, err = call(capsys, "theory", "--prompts", folder / "mine.npz", "--layers", "2")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "of one layer of attention" in err
 
 
 def test_prompts_too_large_for_the_memory_are_refused_before_they_are_read(arrays, monkeypatch):
