@@ -1,19 +1,132 @@
-"""The measurement: one pass over peak, starts, table, sweep and lines, as plain values."""
+"""The measurement, as plain values: the machine, its peak, starts, table, sweep and lines."""
 
 import datetime
 import functools
+import itertools
+import os
+import platform
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import iclflow
 from iclflow.bench.engines import loops
 from iclflow.bench.jobs import LITERAL, POPULATION, SOFTMAX, CostLine, Job, lines, table
-from iclflow.bench.machine import STARTS, facts, peak, start_seconds
-from iclflow.bench.timing import best_seconds, exponent, step_seconds
 from iclflow.dynamics import Descent
 from iclflow.results.progress import Progress
+from iclflow.results.provenance import PACKAGE
+from iclflow.results.reading import read_json
+from iclflow.runs.device import cores
 from iclflow.runs.fused.engine import VMAP
 from iclflow.runs.sweep import sweep
+
+# Name -> a program whose start is timed, in a process of its own.
+STARTS = {
+    "python": ("-c", "pass"),
+    "import jax": ("-c", "import jax"),
+    "import iclflow": ("-c", "import iclflow"),
+    "ready to sweep": ("-c", "import iclflow as icl; icl.Task, icl.Separate, icl.sweep"),
+    "iclflow --help": ("-m", "iclflow", "--help"),
+}
+PEAK_SIZE = {"cpu": 1024, "gpu": 8192}
+
+
+def facts() -> dict[str, Any]:
+    """What the numbers depend on besides the code."""
+    device = jax.devices()[0]
+    single = not jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+    return {
+        "backend": jax.default_backend(),
+        "device": processor() if device.platform == "cpu" else device.device_kind,
+        "cores": cores(),
+        "processor": processor(),
+        "precision": "single" if single else "double",
+        "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "iclflow": iclflow.__version__,
+        "jax": jax.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def processor() -> str:
+    """Its name, where the system says it."""
+    described = Path("/proc/cpuinfo")
+    lines = described.read_text(encoding="utf-8").splitlines() if described.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def peak(least: float) -> float:
+    """Operations a second in a product of two large matrices, at the precision of training."""
+    size = PEAK_SIZE.get(jax.default_backend(), PEAK_SIZE["cpu"])
+    left, right = jax.random.normal(jax.random.key(0), (2, size, size))
+
+    @jax.jit
+    def products(left: Any, right: Any, times: Any) -> Any:
+        one = lambda _, x: jnp.matmul(x, right, precision="highest") * (1 / size)  # noqa: E731
+        return jax.lax.fori_loop(0, times, one, left)
+
+    run = lambda times: jax.block_until_ready(products(left, right, times))  # noqa: E731
+    return 2.0 * size**3 / step_seconds(run, least)
+
+
+def start_seconds(name: str, repeats: int) -> float:
+    """Of one of `STARTS`, the fastest of several, after one that fills the caches."""
+    # So that it is this package which is imported, from wherever the program was started.
+    paths = [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+    def start() -> None:
+        command = [sys.executable, *STARTS[name]]
+        subprocess.run(command, check=True, capture_output=True, env=environment)
+
+    start()
+    return best_seconds(start, repeats)
+
+
+REPEATS = 3
+
+
+def best_seconds(call: Callable[[], Any], repeats: int = REPEATS) -> float:
+    """Wall time of the fastest of several calls."""
+    found = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - begin)
+    return min(found)
+
+
+def step_seconds(run: Callable[[int], Any], least: float) -> float:
+    """Seconds of a step: `run(steps)` with as many as take `least`, the fastest of several."""
+    run(1)  # compiles
+    steps = 1
+    for _ in itertools.count():
+        spent = best_seconds(lambda n=steps: run(n), 1)
+        if spent >= least:
+            break
+        steps = int(steps * min(64.0, 1 + 1.2 * least / spent))
+    return min(spent, best_seconds(lambda: run(steps), REPEATS - 1)) / steps
+
+
+def exponent(sizes: Sequence[float], costs: Sequence[float]) -> tuple[float, float]:
+    """Slope of log cost against log size by least squares, and its standard error."""
+    x, y = np.log(sizes), np.log(costs)
+    x = x - x.mean()
+    slope = float(x @ y / (x @ x))
+    residual = y - y.mean() - slope * x
+    return slope, float(np.sqrt(residual @ residual / (len(x) - 2) / (x @ x)))
+
 
 LEAST = {False: 0.3, True: 0.05}  # seconds that a timed training takes, or with --quick
 SWEEP = {"cpu": 4096, "gpu": 2**18}  # runs of the sweep
@@ -141,3 +254,17 @@ def _sweep(runs: int, quick: bool) -> dict[str, Any]:
         "engine": first.attrs["engine"],
         "runs_per_second": runs / seconds,
     }
+
+
+PARTS = {"date", "machine", "quick", "peak", "start", "sweep", "rows", "exponents", "seconds"}
+
+
+def read(path: Path | str) -> dict[str, Any]:
+    """A measurement that `iclflow bench --out` wrote."""
+    try:
+        found = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; give one of iclflow bench --out") from None
+    if not isinstance(found, dict) or set(found) != PARTS:
+        raise ValueError(f"{path} holds no measurement; give one of iclflow bench --out")
+    return found

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, or read what was measured; show, write and draw."""
-    from iclflow.bench.files import read
+    from iclflow.bench.measure import read
 
     for name in ("quick", "single", "out"):
         if args.files and getattr(args, name):

@@ -10,7 +10,7 @@ from typing import Any
 
 from iclflow.cli.console import print_json
 from iclflow.cli.options import add_settings, given
-from iclflow.cli.resuming import finished, train_into
+from iclflow.cli.outputs import finished, train_into
 from iclflow.results.progress import progress_bar
 from iclflow.study.flags import DATA, MODEL, TRAINING, Options
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,12 +13,47 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from iclflow.dynamics.base import AbstractDynamics, Recorder
-from iclflow.dynamics.loop import repeat
 from iclflow.dynamics.optimisers import AbstractOptimiser, GradientDescent, Optax
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
 from iclflow.results.trajectory import RESULTS, Trajectory, log_steps
 from iclflow.tasks.checks import require_real, shown
+
+CHECKPOINTS = 64  # states kept for the backward pass
+BLOCK = 3  # on a GPU, 2^BLOCK steps between two looks at the counter; more are longer in compiling
+SMALL = 8192  # numbers in a state, up to which a look costs more than a step
+
+
+def repeat(step: Callable[[Any], Any], state: Any, count: Int[Array, ""]) -> Any:
+    """`step` applied `count` times.
+
+    A loop of unknown length has no reverse-mode gradient in JAX; Equinox's checkpointed one, the
+    loop behind Diffrax, has, and is as fast. On a GPU each look at its counter waits for the
+    device, longer than a step of a small model takes there: the loop goes over blocks of known
+    length, and what is left over over the bits of its count.
+    """
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(state))
+    if jax.default_backend() != "gpu" or numbers > SMALL:
+        return _while(step, state, count)
+    state = _while(_steps(step, 2**BLOCK), state, count >> BLOCK)
+    for bit in range(BLOCK):
+        state = jax.lax.cond((count >> bit) & 1, _steps(step, 2**bit), lambda s: s, state)
+    return state
+
+
+def _steps(step: Callable[[Any], Any], count: int) -> Callable[[Any], Any]:
+    return lambda s: jax.lax.scan(lambda s, _: (step(s), None), s, None, count, unroll=count)[0]
+
+
+def _while(step: Callable[[Any], Any], state: Any, count: Int[Array, ""]) -> Any:
+    return eqxi.while_loop(
+        lambda carry: carry[1] < count,
+        lambda carry: (step(carry[0]), carry[1] + 1),
+        (state, count * 0),
+        kind="checkpointed",
+        checkpoints=CHECKPOINTS,
+    )[0]
+
 
 EXPLODED = 1e6  # a loss this many times its start (plus one) will not come back
 LONGEST = 2**26  # steps of a schedule that are searched for a time

@@ -217,7 +217,7 @@ FIXED_POINTS = (
 )  # fmt: skip
 
 # What small heads do on a plateau: keys and queries turn towards the unlearned modes.
-_plateau_alignment = Experiment("plateau_alignment", folder=True)
+_plateau_alignment = Experiment("plateau_alignment")
 _plateau_alignment_source = _plateau_alignment.source(shares="four_inputs")
 
 PLATEAU_ALIGNMENT = (
@@ -240,7 +240,7 @@ PLATEAU_ALIGNMENT = (
 )  # fmt: skip
 
 # Softmax attention: one drop with merged key and query, several with separate ones.
-_softmax_drops = Experiment("softmax_drops", folder=True)
+_softmax_drops = Experiment("softmax_drops")
 _softmax_drops_source = _softmax_drops.source()
 
 SOFTMAX_DROPS = (
@@ -265,7 +265,7 @@ SOFTMAX_DROPS = (
 )  # fmt: skip
 
 # The scale of the initial weights.
-_init_scale = Experiment("init_scale", folder=True)
+_init_scale = Experiment("init_scale")
 _init_scale_source = _init_scale.source()
 
 INIT_SCALE = (

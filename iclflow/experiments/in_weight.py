@@ -25,7 +25,7 @@ from iclflow.experiments.runs import MARKS, called, finished, named, train
 from iclflow.losses import Moments, population_moments
 from iclflow.measures import first_crossing
 from iclflow.models import AbstractInitialiser, Blocks, Merged, MergedInitialiser, draw_model
-from iclflow.plots.levels import LEVEL
+from iclflow.plots.losses import LEVEL
 from iclflow.plots.style import BENEATH, COLOURS, COLUMN, LOSS, TIME, Figure, style, theory_of
 from iclflow.results.progress import Progress
 from iclflow.tasks.task import ContextLabels, Task

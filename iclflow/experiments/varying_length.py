@@ -20,7 +20,7 @@ from iclflow.experiments.runs import Variable, at, called, finished, named, spre
 from iclflow.losses import Moments, Population
 from iclflow.measures import first_crossing
 from iclflow.models import Blocks, Merged, Separate, draw_models
-from iclflow.plots.levels import plot_levels
+from iclflow.plots.losses import plot_levels
 from iclflow.plots.style import BENEATH, COLOURS, THEORY, TIME, Figure, side_by_side, theory_of
 from iclflow.results.progress import Progress
 from iclflow.tasks.prompt import Normaliser

@@ -8,7 +8,7 @@ import numpy as np
 
 from iclflow.losses.features import EXACT
 from iclflow.models import AbstractModel
-from iclflow.models.kinds import once_a_kind
+from iclflow.models.base import once_a_kind
 from iclflow.tasks.prompt import Prompt
 
 PAIRS = 4  # of the prompt on which linearity is tried

@@ -17,7 +17,7 @@ from iclflow.losses.base import misfit
 from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
-from iclflow.models.kinds import once_a_kind
+from iclflow.models.base import once_a_kind
 from iclflow.models.layers import AbstractLayers
 from iclflow.results.progress import Progress
 from iclflow.tasks.averaged import TaskAverage

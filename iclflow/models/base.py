@@ -6,7 +6,8 @@ nothing else, so a new model is one file.
 
 import abc
 import enum
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import equinox as eqx
@@ -16,10 +17,35 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from iclflow.linalg import contract
-from iclflow.models.kinds import once_a_kind
 from iclflow.results.display import Displayed, is_concrete
 from iclflow.tasks.checks import require_kind, require_real, require_size, require_within, shown
 from iclflow.tasks.prompt import Prompt
+
+ARRAYS = (jax.Array, np.ndarray, np.generic)
+
+
+def once_a_kind(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, called once for all arguments of the same structure, shapes and types.
+
+    It is given `jax.ShapeDtypeStruct` for arrays, as `eqx.filter_eval_shape` takes them.
+    """
+
+    @functools.lru_cache(maxsize=64)
+    def found(tree: Any, leaves: tuple[Any, ...], *_: Any) -> Any:
+        return function(*jax.tree.unflatten(tree, leaves))
+
+    @functools.wraps(function)
+    def answer(*arguments: Any) -> Any:
+        leaves, tree = jax.tree.flatten(arguments)
+        kinds = tuple(
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, ARRAYS) else leaf
+            for leaf in leaves
+        )
+        # 1, 1.0 and True are equal, and different things; the precision can be another later.
+        return found(tree, kinds, tuple(map(type, kinds)), jnp.result_type(float))
+
+    return answer
+
 
 Pairs = tuple[Float[Array, " H"], Float[Array, "H R D"], Float[Array, "H R D"]]  # v, k, q
 

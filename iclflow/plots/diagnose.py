@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
-from iclflow.plots.levels import plot_levels
+from iclflow.plots.losses import plot_levels
 from iclflow.plots.style import COLOURS, COLUMN, Figure, style
 
 SHADES = ("0.93", "0.84")

@@ -5,7 +5,7 @@ from typing import Any
 
 import xarray as xr
 
-from iclflow.plots.levels import LEVEL, plot_levels
+from iclflow.plots.losses import LEVEL, plot_levels
 from iclflow.plots.style import (
     COLOURS,
     COLUMN,

@@ -7,7 +7,7 @@ import xarray as xr
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
-from iclflow.plots.levels import plot_levels
+from iclflow.plots.losses import plot_levels
 from iclflow.plots.style import COLOURS, HEAT, Figure, style
 
 Update = Callable[[int], list[Artist]]  # frame number -> the artists that moved

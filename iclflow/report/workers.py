@@ -162,7 +162,7 @@ def _serve(connection: Connection, out: Path, quick: bool, jobs: int) -> None:
     import jax
 
     from iclflow.report.making import make
-    from iclflow.runs.compiling import cores
+    from iclflow.runs.device import cores
 
     os.environ["NPROC"] = str(max(1, cores() // jobs))  # more threads of XLA would only wait
     # Tracing a program makes millions of objects beside those of the libraries, all of which stay:

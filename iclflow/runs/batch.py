@@ -15,13 +15,13 @@ from iclflow.losses import AbstractLoss
 from iclflow.losses.changing import piece_at
 from iclflow.models import draw_models
 from iclflow.runs import cost
+from iclflow.runs.device import to_host
 from iclflow.runs.fused.engine import VMAP, Fused, unfit, why_not
 from iclflow.runs.fused.values import CannotFuse
 from iclflow.runs.labels import INTERRUPTED, outcome
 from iclflow.runs.plan import Batch, pieces, reach
 from iclflow.runs.record import Recording, measure_after
 from iclflow.runs.record.quantities import MODELS
-from iclflow.runs.transfer import to_host
 from iclflow.runs.vmapped import one_clock, own_leaves, vmapped
 
 TOO_FEW = "too few runs and steps to be worth compiling a fused loop"

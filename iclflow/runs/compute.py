@@ -11,7 +11,7 @@ import numpy as np
 
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
-from iclflow.models.kinds import once_a_kind
+from iclflow.models.base import once_a_kind
 from iclflow.runs.batch import AbstractObserver, Disk, run_batch
 from iclflow.runs.cells import AbstractCells
 from iclflow.runs.dataset import Trained, Variables, laid_out

@@ -30,9 +30,9 @@ import iclflow
 from iclflow.dynamics import Descent
 from iclflow.losses import Population
 from iclflow.models import AbstractModel, Separate
-from iclflow.models.kinds import once_a_kind
+from iclflow.models.base import once_a_kind
 from iclflow.results.cache import cache_folder, keep, processor, recall
-from iclflow.runs.compiling import cores
+from iclflow.runs.device import cores
 from iclflow.runs.fused.cpp import LANES
 from iclflow.runs.fused.engine import CPP, CUDA, VMAP, Fused, available
 from iclflow.runs.vmapped import one_clock, vmapped

@@ -16,6 +16,7 @@ from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
 from iclflow.results.provenance import stamp
 from iclflow.runs.batch import BatchResult
 from iclflow.runs.cells import AbstractCells
+from iclflow.runs.device import copied
 from iclflow.runs.labels import (
     COUNTED,
     INTERRUPTED,
@@ -27,7 +28,6 @@ from iclflow.runs.labels import (
 from iclflow.runs.record import by_name
 from iclflow.runs.record.weights import in_axes
 from iclflow.runs.summaries import Finished, Summary, summarise
-from iclflow.runs.transfer import copied
 
 FINAL = "final_"  # begins the names of what is recorded of the last weights only
 CLOCKS = ("clock", "step")  # variables of a point, which all of its seeds share

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from iclflow.runs.compiling import cores, in_plain_loops
+from iclflow.runs.device import cores, in_plain_loops
 from iclflow.runs.fused.engine import Advanced
 
 FEWEST = 64  # runs in a share: a program spends as long on fewer

@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 
 from iclflow import cli
-from iclflow.bench import machine, timing
-from iclflow.bench.engines import RATE, loops
-from iclflow.bench.files import PARTS, read
+from iclflow.bench import measure as timing
+from iclflow.bench.engines import RATE, count, loops, step_operations
 from iclflow.bench.jobs import LITERAL, POPULATION, SOFTMAX, CostLine, Job, lines, table
 from iclflow.bench.literal import literal_loss, literal_weights, train
-from iclflow.bench.measure import measure
-from iclflow.bench.operations import count, step_operations
+from iclflow.bench.measure import PARTS, measure, read
 from iclflow.dynamics import Descent
 from iclflow.losses import Sequences
 from iclflow.plots.bench import history_figure
@@ -156,8 +154,7 @@ def measured():
         patch.setattr("iclflow.bench.measure.SWEEP_STEPS", 4)
         starts = {"import jax": ("-c", "pass"), "import iclflow": ("-c", "pass")}
         patch.setattr("iclflow.bench.measure.STARTS", starts)
-        patch.setattr("iclflow.bench.machine.STARTS", starts)
-        patch.setattr("iclflow.bench.machine.PEAK_SIZE", {"cpu": 8})
+        patch.setattr("iclflow.bench.measure.PEAK_SIZE", {"cpu": 8})
         seen = []
         found = measure(quick=True, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(n, 9) for n in range(1, 10)]
@@ -185,7 +182,7 @@ def said(measured, monkeypatch, tmp_path, capsys):
     precision = []
 
     def quick(*_):
-        precision.append(machine.facts()["precision"])
+        precision.append(timing.facts()["precision"])
         return measured
 
     monkeypatch.setattr("iclflow.bench.measure.measure", quick)

@@ -9,7 +9,7 @@ import pytest
 
 from iclflow import cli
 from iclflow.cli import compiling
-from iclflow.runs.compiling import cores
+from iclflow.runs.device import cores
 
 PROGRAM = """
 import sys

@@ -7,12 +7,10 @@ import xarray as xr
 from scipy.integrate import solve_ivp
 
 from iclflow.dynamics import Descent
-from iclflow.experiments import runs, schematics, varying_length
+from iclflow.experiments import init_scale, plateau_alignment, runs, schematics, varying_length
 from iclflow.experiments.abrupt_drop import data as abrupt_drop
 from iclflow.experiments.fixed_points import data as fixed_points
 from iclflow.experiments.four_inputs import correlations, four_input_population, four_input_task
-from iclflow.experiments.init_scale import data as init_scale
-from iclflow.experiments.plateau_alignment import data as plateau_alignment
 from iclflow.experiments.saddle_to_saddle import data as saddle_to_saddle
 from iclflow.experiments.zero_blocks import slope
 from iclflow.losses import Population

@@ -10,13 +10,10 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import iclflow as icl
-from iclflow.experiments import in_weight
+from iclflow.experiments import in_weight, softmax_drops
 from iclflow.experiments.low_rank import claims as low_rank_claims
 from iclflow.experiments.low_rank import data as low_rank
 from iclflow.experiments.low_rank import figure as low_rank_plots
-from iclflow.experiments.softmax_drops import claims as softmax_claims
-from iclflow.experiments.softmax_drops import data as softmax_drops
-from iclflow.experiments.softmax_drops import figure as softmax_plots
 from iclflow.models.softmax import SoftmaxInitialiser
 
 TASK = icl.Task([0.5, 0.3, 0.2], 11, rotation=jax.random.key(0))
@@ -165,8 +162,8 @@ def test_fours_have_no_odd_averages_and_keep_the_zero_blocks() -> None:
 @pytest.mark.slow
 def test_softmax_drops() -> None:
     data = softmax_drops.compute(quick=True)
-    assert all(claim.holds for claim in softmax_claims.claims(data))
-    assert isinstance(softmax_plots.draw(data), Figure)
+    assert all(claim.holds for claim in softmax_drops.claims(data))
+    assert isinstance(softmax_drops.draw(data), Figure)
 
 
 @pytest.mark.slow

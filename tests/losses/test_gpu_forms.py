@@ -7,7 +7,7 @@ import pytest
 
 from iclflow import linalg
 from iclflow.dynamics import Descent
-from iclflow.dynamics.loop import repeat
+from iclflow.dynamics.descent import repeat
 from iclflow.losses import Population
 from iclflow.models import Separate
 from iclflow.runs.simulate import simulate

@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import iclflow as icl
-from iclflow.plots.levels import LEVEL, plot_levels
+from iclflow.plots.losses import LEVEL, plot_levels
 from iclflow.plots.style import COLUMN, THEORY, style
 
 

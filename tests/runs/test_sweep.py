@@ -13,7 +13,7 @@ from iclflow.losses.memory import RESERVE
 from iclflow.models import Separate, SoftmaxInitialiser, draw_models, empty_model
 from iclflow.results.netcdf import check_free, load, save
 from iclflow.results.tensors import open_tensors
-from iclflow.runs import compiling, compute, vmapped
+from iclflow.runs import compute, device, vmapped
 from iclflow.runs.cost import COPIES
 from iclflow.runs.dataset import final_models
 from iclflow.runs.folder import Snapshots
@@ -179,9 +179,9 @@ def test_shares_on_several_cores_change_nothing(dynamics, monkeypatch):
 
 
 def test_a_compiler_without_the_option_is_not_given_it(monkeypatch):
-    assert compiling._options() in ({}, compiling.OPTIONS)
-    monkeypatch.setattr(compiling, "OPTIONS", {"xla_cpu_no_such_option": "1"})
-    assert compiling._options() == {}
+    assert device._options() in ({}, device.OPTIONS)
+    monkeypatch.setattr(device, "OPTIONS", {"xla_cpu_no_such_option": "1"})
+    assert device._options() == {}
 
 
 def test_failure_of_one_run_is_its_result():

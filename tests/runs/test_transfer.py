@@ -6,28 +6,27 @@ import numpy as np
 import pytest
 
 import iclflow as icl
-from iclflow.models.base import empty_model
-from iclflow.models.kinds import once_a_kind
-from iclflow.runs import transfer
+from iclflow.models.base import empty_model, once_a_kind
+from iclflow.runs import device
 
 
 def test_to_the_host():
     tree = {"a": jnp.arange(6.0).reshape(2, 3), "b": [np.ones(2), jnp.asarray(True)]}
-    found = transfer.to_host(tree)
+    found = device.to_host(tree)
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(found))
     np.testing.assert_array_equal(found["a"], tree["a"])
     assert found["b"][1].item() is True
 
 
-@pytest.mark.parametrize("most", [transfer.MOST, 0], ids=["pinned", "too large"])
+@pytest.mark.parametrize("most", [device.MOST, 0], ids=["pinned", "too large"])
 def test_from_a_gpu_by_way_of_pinned_memory(monkeypatch, most):
     """A CPU has such a memory too; whether it is faster shows on a GPU alone."""
     ways = []
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(transfer, "MOST", most)
+    monkeypatch.setattr(device, "MOST", most)
     put = jax.device_put
     monkeypatch.setattr(jax, "device_put", lambda a, to: ways.append(to.memory_kind) or put(a, to))
-    found = transfer.to_host((jnp.arange(3), np.arange(2)))
+    found = device.to_host((jnp.arange(3), np.arange(2)))
     assert ways == (["pinned_host"] if most else [])
     np.testing.assert_array_equal(found[0], [0, 1, 2])
 
@@ -35,11 +34,11 @@ def test_from_a_gpu_by_way_of_pinned_memory(monkeypatch, most):
 @pytest.mark.parametrize("cores", [1, 16])
 @pytest.mark.parametrize("shape", [(7, 3), (2, 1), (1024, 1025)])
 def test_copies(monkeypatch, cores, shape):
-    monkeypatch.setattr(transfer, "cores", lambda: cores)
-    monkeypatch.setattr(transfer, "LARGE", 8 * 7 * 3)
+    monkeypatch.setattr(device, "cores", lambda: cores)
+    monkeypatch.setattr(device, "LARGE", 8 * 7 * 3)
     given = np.random.default_rng(0).normal(size=shape[::-1]).T  # not in the order of rows
     given.flags.writeable = False
-    found = transfer.copied(given)
+    found = device.copied(given)
     np.testing.assert_array_equal(found, given)
     assert found.flags.writeable
     assert not np.shares_memory(found, given)

@@ -17,7 +17,7 @@ from iclflow.study.settings import Settings
 from iclflow.sweeps.examples import atlas, heads, laws
 from iclflow.sweeps.examples.base import NAMES, Example, ExampleAnswer
 from iclflow.sweeps.plan import law, plan
-from iclflow.sweeps.regimes import STEPS, orbit, regimes
+from iclflow.sweeps.summaries import STEPS, orbit, regimes
 
 pytest.importorskip("zarr", reason="the extra sweep is not installed")
 

@@ -4,7 +4,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from iclflow.experiments.schematics import draw_merged
-from iclflow.plots.levels import plot_levels
+from iclflow.plots.losses import plot_levels
 from iclflow.plots.style import COLOURS, COLUMN, TIME, Figure, style, theory_of
 
 

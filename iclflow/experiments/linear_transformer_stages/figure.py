@@ -4,7 +4,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from iclflow.plots.levels import plot_levels
+from iclflow.plots.losses import plot_levels
 from iclflow.plots.style import (
     BENEATH,
     COLOURS,

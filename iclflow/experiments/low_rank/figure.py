@@ -5,7 +5,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from iclflow.plots.levels import LEVEL, plot_levels
+from iclflow.plots.losses import LEVEL, plot_levels
 from iclflow.plots.style import BENEATH, COLOURS, COLUMN, LOSS, TIME, Figure, style, theory_of
 
 _QUIET = "0.45"

@@ -17,11 +17,10 @@ from jaxtyping import Array
 from iclflow.dynamics import Flow, FlowState
 from iclflow.dynamics.flow import NextStep, slope
 from iclflow.results.trajectory import RESULTS
-from iclflow.runs.compiling import cores
+from iclflow.runs.device import cores, to_host
 from iclflow.runs.fused import cpp, cuda, flow_cpp, flow_cuda
 from iclflow.runs.fused.program import TERMS, Program, trace, write
 from iclflow.runs.fused.values import CannotFuse
-from iclflow.runs.transfer import to_host
 
 VMAP, CPP, CUDA = "vmap", "C++", "CUDA"
 WIDEST = 256  # numbers of a run: beyond, registers and compilers give up

@@ -82,6 +82,6 @@ def _regimes(data: xr.Dataset, place: int) -> str:
 
 def figure(example: Example, answer: ExampleAnswer) -> Any:
     """The errors as colours, and the regimes of descent with their exponents."""
-    from iclflow.plots.atlas import atlas_figure
+    from iclflow.plots.sweeps import atlas_figure
 
     return atlas_figure(answer.data, title=example.question)

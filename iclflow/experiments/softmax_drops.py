@@ -14,14 +14,19 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jaxtyping import PRNGKeyArray
+from matplotlib.lines import Line2D
 
 from iclflow.dynamics import Flow
 from iclflow.dynamics.chebyshev import Chebyshev
+from iclflow.experiments.base import Claim, at_least, near
 from iclflow.experiments.four_inputs import CONTEXT, DATA_KEY, four_input_task
 from iclflow.experiments.runs import called, finished, train
 from iclflow.losses import AbstractLoss, Moments, ReducedFeatures, Sequences
+from iclflow.measures import find_stages
 from iclflow.models import AbstractInitialiser, Merged, Separate, empty_model
 from iclflow.models.softmax import SoftmaxInitialiser
+from iclflow.plots.losses import LEVEL, plot_levels
+from iclflow.plots.style import COLOURS, COLUMN, LOSS, TIME, Figure, style, theory_of
 from iclflow.results.progress import Progress
 from iclflow.tasks.task import Task
 from iclflow.theory.predict import visited_levels
@@ -96,3 +101,84 @@ def in_fours(task: Task, sequences: int, key: PRNGKeyArray) -> Sequences:
 def _moments(sequences: Sequences) -> Moments:
     """What linear attention needs of the same sequences."""
     return Moments.of(sequences.prompts, lengths=sequences.lengths, features=ReducedFeatures())
+
+
+def claims(data: xr.Dataset) -> list[Claim]:
+    """One drop against several, counted by the detector of plateaus."""
+    merged = _drops(data, "merged")
+    separate = _drops(data, "separate")
+    fewest = min(separate)
+    return [
+        near(
+            "v2-softmax-merged", "softmax attention with merged key and query drops once",
+            "Fig. 1, v2", 1.0, float(max(merged, key=lambda n: abs(n - 1))), 0.0, "a count",
+            f"drops found on a logarithmic clock{_linear(data, 'merged')}",
+        ),
+        at_least(
+            "v2-softmax-separate", "softmax attention with separate key and query drops several "
+            "times", "Fig. 3, v2", float(fewest), 2.0, "a count",
+            f"drops of each seed {_listed(separate)}{_linear(data, 'separate')}; drops that "
+            f"overlap count as one, so with a quarter of the time resolution "
+            f"{_listed(_drops(data, 'separate', coarser=4))}",
+        ),
+    ]  # fmt: skip
+
+
+def _drops(data: xr.Dataset, name: str, coarser: int = 1) -> list[int]:
+    time = data[f"{name.removesuffix('_linear')}_time"].values
+    return [
+        # Drops are close to one another here, so every save point counts.
+        len(find_stages(time, loss, resamples=0, resolution=time.size // coarser).drops)
+        for loss in data[name].values
+    ]
+
+
+def _linear(data: xr.Dataset, name: str) -> str:
+    """The drops of linear attention in the same time, where it was trained too."""
+    if f"{name}_linear" not in data:
+        return ""
+    return f"; linear attention in the same time {_listed(_drops(data, f'{name}_linear'))}"
+
+
+def _listed(counts: list[int]) -> str:
+    return ", ".join(str(count) for count in counts)
+
+
+def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
+    """Merged and separate key and query under each other's name, for both claims."""
+    names = {f"{kind}{part}" for kind in ("merged", "separate") for part in ("", "_time", "_seed")}
+    names |= {f"{kind}_linear" for kind in ("merged", "separate") if f"{kind}_linear" in data}
+    other = {"merged": "separate", "separate": "merged"}
+    exchanged = {name: name.replace(kind := name.split("_")[0], other[kind]) for name in names}
+    swapped = data.rename(exchanged)
+    return {"v2-softmax-merged": swapped, "v2-softmax-separate": swapped}
+
+
+def draw(data: xr.Dataset) -> Figure:
+    """Left: merged. Right: separate, a colour a seed; linear attention dashed."""
+    with style():
+        figure = Figure(figsize=(2 * COLUMN, 0.9 * COLUMN))
+        left, right = figure.subplots(1, 2, sharey=True)
+        for axes, name in ((left, "merged"), (right, "separate")):
+            time = data[f"{name}_time"].values
+            for i, loss in enumerate(data[name].values):
+                axes.plot(time, loss, color=COLOURS[i], linewidth=1.5)
+                if f"{name}_linear" in data:
+                    axes.plot(time, data[f"{name}_linear"].values[i], **theory_of(COLOURS[i]))
+            axes.set_xlim(0, time[-1])
+            levels = data[f"{name}_levels"].values
+            axes.set_ylim(0, 1.08 * max(levels[0], float(data[name].max())))
+            plot_levels(axes, levels)
+            axes.set_xlabel(TIME)
+        left.set_title("merged key and query")
+        right.set_title("separate key and query, rank one")
+        left.set_ylabel(LOSS)
+        handles = [
+            Line2D([], [], color=COLOURS[0], linewidth=1.5, label="softmax (one colour per seed)"),
+            Line2D([], [], **LEVEL, label="levels (24), linear"),
+        ]
+        if "merged_linear" in data:
+            label = "linear attention, same start and data"
+            handles.insert(1, Line2D([], [], **theory_of("0.3"), label=label))
+        figure.legend(handles=handles, loc="outside upper center", ncols=3)
+    return figure

@@ -10,7 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from iclflow.experiments.base import Claim, below
 from iclflow.experiments.four_inputs import four_input_task
 from iclflow.experiments.runs import Variable, labelled
 from iclflow.experiments.saddle_to_saddle.data import (
@@ -22,6 +25,7 @@ from iclflow.experiments.saddle_to_saddle.data import (
     population_runs,
 )
 from iclflow.losses import Population
+from iclflow.plots.style import COLOURS, THEORY, mode_colour, side_by_side
 from iclflow.results.progress import Progress
 from iclflow.theory.drops.alignment import aligned_weights
 from iclflow.theory.fixed_points.levels import plateau_losses
@@ -123,3 +127,116 @@ def _halves(weights: np.ndarray, value: float) -> np.ndarray:
     """(k + q)/2 and (k - q)/2, [point, half, component]; the one that grows first."""
     both = np.stack([weights[:, 0] + weights[:, 1], weights[:, 0] - weights[:, 1]], 1) / 2
     return both if value > 0 else both[:, ::-1]
+
+
+def errors(data: xr.Dataset, theory: str) -> xr.DataArray:
+    """|(k, q) - theory|/|(k, q)| late on every plateau, by head; NaN of those that have learned."""
+    axes = ("side", "component")
+    square = ((data["end"] - data[theory]) ** 2).sum(axes) / (data["end"] ** 2).sum(axes)
+    return (square**0.5).where(data["dormant"])
+
+
+def claims(data: xr.Dataset) -> list[Claim]:
+    """The first plateau, the later ones as printed, and with the third term corrected."""
+    scale = float(data.attrs["scale"])
+    first = errors(data, "theory").isel(plateau=0)
+    later, printed, still = (
+        errors(data, name).isel(plateau=slice(1, None)) for name in ("theory", "printed", "start")
+    )
+    frozen = errors(data, "start").isel(plateau=0)
+    reason = "(62) leaves out terms of higher order in the size w of small heads; w"
+    return [
+        below(
+            "plateau-alignment",
+            "On the first plateau k ± q of every head grow and decay as e^{±λ² ∫v dt} along each "
+            "eigenvector", "(62)(63)", float(first.max()), scale, reason,
+            f"relative error of (k, q) at four fifths of the plateau from its start, largest over "
+            f"{first.count():d} heads of six seeds; if nothing moved "
+            f"{float(frozen.max()):.2g}", population=True,
+        ),
+        below(
+            "plateau-alignment-later", "On later plateaus they do so along the unlearned "
+            "eigenvectors, and are frozen along the others: median error of the printed form",
+            "(70)", float(printed.median()), scale, reason,
+            "the third term as printed gives key and query the same components, their sum, along "
+            "learned eigenvectors", population=True,
+        ),
+        below(
+            "plateau-alignment-frozen", "each of key and query by itself: median error with "
+            "(k·e)[e; 0] + (q·e)[0; e] for the third term", "E6", float(later.median()), scale,
+            reason, f"heads that learned nothing before, {later.count():d} of them; largest "
+            f"{float(later.max()):.2g}, where two drops nearly coincide; if nothing moved "
+            f"{float(still.median()):.2g}", population=True, beyond=True,
+        ),
+    ]  # fmt: skip
+
+
+def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
+    """For each claim another theory that turns its verdict round.
+
+    - `plateau-alignment` and `plateau-alignment-frozen`: heads that stay as they were.
+    - `plateau-alignment-later`: the corrected form E6 in place of the printed one.
+    """
+    return {
+        "plateau-alignment": data.assign(theory=data["start"]),
+        "plateau-alignment-later": data.assign(printed=data["theory"]),
+        "plateau-alignment-frozen": data.assign(theory=data["start"]),
+    }
+
+
+def draw(data: xr.Dataset) -> Figure:
+    """(a) the first plateau, (b) the third, (c) prediction against measurement."""
+    first, third = (lambda axes, d, m=m: _plateau(axes, d, m) for m in (0, 2))
+    return side_by_side(data, first, third, _all_heads, height=0.95)
+
+
+def _plateau(axes: Axes, data: xr.Dataset, plateau: int) -> None:
+    """|k ± q|/2 along each eigenvector against the phase, with (63) or (70) dashed."""
+    run = data.isel(plateau=plateau)
+    phase = run["shown_phase"].values
+    for d in range(data.sizes["component"]):
+        for half, width in enumerate((2.2, 1.0)):
+            values, theory = (
+                np.abs(run[name].values[:, half, d]) for name in ("shown_halves", "shown_theory")
+            )
+            axes.plot(
+                phase, values, color=mode_colour(d), linewidth=width, alpha=0.75,
+                label=rf"$\mathbf{{e}}_{d + 1}$" if half == 0 else None,
+            )  # fmt: skip
+            axes.plot(phase, theory, **{**THEORY, "linewidth": 0.7})
+    axes.set_yscale("log")
+    axes.set_xlabel(r"phase $\int |v|\,\mathrm{d}t/\tau$")
+    number = ("first", "second", "third", "fourth")[plateau]
+    axes.set_title(f"({'a' if plateau == 0 else 'b'}) {number} plateau", loc="left")
+    if plateau == 0:
+        axes.set_ylabel(r"$|\mathbf{e}_d\cdot(k \pm q)|/2$; wide: growing half")
+        axes.legend(loc="best", ncols=2, handlelength=1.2, columnspacing=0.8)
+
+
+def _all_heads(axes: Axes, data: xr.Dataset) -> None:
+    """Every component late on a plateau, predicted against measured."""
+    dormant = data["dormant"].broadcast_like(data["end"]).values
+    measured = data["end"].values
+    learned = np.arange(data.sizes["component"]) < np.arange(data.sizes["plateau"])[:, None]
+    learned = np.broadcast_to(learned[None, :, None, None, :], measured.shape) & dormant
+    reach = 1.1 * float(np.abs(measured[dormant]).max())
+    axes.plot([-reach, reach], [-reach, reach], color="0.6", linewidth=0.8, zorder=0)
+    axes.plot(
+        measured[learned], data["printed"].values[learned], "x", color=COLOURS[1], markersize=3,
+        markeredgewidth=0.6, label="(70), third term as printed",
+    )  # fmt: skip
+    axes.plot(
+        measured[dormant], data["theory"].values[dormant], "o", color=COLOURS[0], markersize=2,
+        label="(63), (70) with it corrected",
+    )  # fmt: skip
+    axes.set_xscale("symlog", linthresh=0.03)
+    axes.set_yscale("symlog", linthresh=0.03)
+    ticks = (-1, -0.1, 0, 0.1, 1)
+    axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
+    axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_yticks([], minor=True)
+    axes.set_xlabel("measured late on a plateau")
+    axes.set_ylabel("predicted from early on it")
+    axes.set_title("(c) all small heads", loc="left")
+    axes.legend(loc="upper left", handletextpad=0.2, borderaxespad=0.0)

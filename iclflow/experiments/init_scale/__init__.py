@@ -1,1 +1,0 @@
-"""The scale of the initial weights."""

@@ -1,1 +1,0 @@
-"""Softmax attention: one drop with merged key and query, several with separate ones."""
