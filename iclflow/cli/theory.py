@@ -89,7 +89,7 @@ def has_start(args: argparse.Namespace, settings: Any) -> bool:
     return stated or (args.file is not None and settings.scale > 0)
 
 
-def in_steps(settings: Any, times: list[float]) -> dict[str, Any]:
+def in_steps(settings: Any, times: Any) -> dict[str, Any]:
     """The drops in training steps of plain descent; nothing where no rate is stated."""
     if settings.rate is None or settings.dynamics == "flow" or settings.optimiser != "gd":
         return {}

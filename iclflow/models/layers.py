@@ -132,7 +132,8 @@ class Layers(AbstractLayers):
                     "ones, or tied=False"
                 )
         kept = layers[:1] if tied else layers
-        return cls(jax.tree.map(lambda *a: jnp.stack(a), *kept), len(layers), tied)
+        stack = jax.tree.map(lambda *a: jnp.stack(a), *kept)
+        return cls(stack=stack, layers=len(layers), tied=tied)
 
     def layer(self, index: int) -> AbstractAttention:
         """The attention of one layer, 0 … L-1, by itself."""
@@ -193,7 +194,7 @@ class Layers(AbstractLayers):
         it at D = 4, N = 31; no closed form is known for an untied one.
         """
         best = jax.vmap(lambda layer: layer.at_minimum(weights))(self.stack)
-        return type(self)(best, self.layers, self.tied)
+        return type(self)(stack=best, layers=self.layers, tied=self.tied)
 
     def conserved(self) -> dict[str, Array]:
         """What each layer by itself conserves, rows the layers; nothing couples two layers."""
@@ -222,4 +223,4 @@ class LayersInitialiser(AbstractInitialiser):
         keys = jnp.stack([key] + [jax.random.fold_in(key, index) for index in range(1, count)])
         stack = jax.vmap(self.inner)(keys)
         assert isinstance(stack, AbstractAttention)
-        return Layers(stack, self.layers, self.tied)
+        return Layers(stack=stack, layers=self.layers, tied=self.tied)

@@ -101,4 +101,5 @@ class StepsInitialiser(AbstractInitialiser):
 
     def __call__(self, key: PRNGKeyArray) -> Steps:
         shape = (1 if self.tied else self.layers, 1 if self.shared else self.size)
-        return Steps(self.scale * jax.random.normal(key, shape), self.size, self.layers, self.tied)
+        steps = self.scale * jax.random.normal(key, shape)
+        return Steps(steps=steps, size=self.size, layers=self.layers, tied=self.tied)

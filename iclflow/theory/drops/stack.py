@@ -48,7 +48,7 @@ def _of_layers(
     """The loss of given Γ_l: of one merged head per layer whose value weight is 1."""
     one = jnp.ones((1, 1, 1), matrices.dtype)
     stack = jax.vmap(lambda matrix: Merged(values=one, merged=matrix[None]))(matrices)
-    return loss(Layers(stack, layers, tied))
+    return loss(Layers(stack=stack, layers=layers, tied=tied))
 
 
 def not_stacked(source: object, model: Layers) -> str | None:
