@@ -18,7 +18,7 @@ from iclflow.experiments.four_inputs import (
 )
 from iclflow.experiments.runs import Variable, clock, labelled, spread
 from iclflow.measures import first_crossing
-from iclflow.plots.style import COLUMN, HEAT, Figure, style
+from iclflow.plots.style import COLUMN, HEAT, Picture, style
 from iclflow.results.progress import Progress
 from iclflow.theory.fixed_points.levels import plateau_losses
 
@@ -159,10 +159,10 @@ NAMES = (r"$\mathbb{E}[y_q \mathbf{z}^\top]$",)
 NAMES += (r"$\mathbb{E}[y_q \mathbf{z}^\top]\,\mathbb{E}[\mathbf{z}\mathbf{z}^\top]^{-1}$",)
 
 
-def draw(data: xr.Dataset) -> Figure:
+def draw(data: xr.Dataset) -> Picture:
     """Rows: during the plateau, at convergence. Columns: ATTN_M, MLP, the data."""
     with style():
-        figure = Figure(figsize=(2.08 * COLUMN, 0.92 * COLUMN))
+        figure = Picture(figsize=(2.08 * COLUMN, 0.92 * COLUMN))
         panels = figure.subplots(2, 3, width_ratios=(1, 1, 1), squeeze=False)
         for row, moment in enumerate(data["moment"].values):
             at = data.isel(moment=row)

@@ -26,7 +26,7 @@ from iclflow.losses import Moments, population_moments
 from iclflow.measures import first_crossing
 from iclflow.models import AbstractInitialiser, Blocks, Merged, MergedInitialiser, draw_model
 from iclflow.plots.losses import LEVEL
-from iclflow.plots.style import BENEATH, COLOURS, COLUMN, LOSS, TIME, Figure, style, theory_of
+from iclflow.plots.style import BENEATH, COLOURS, COLUMN, LOSS, TIME, Picture, style, theory_of
 from iclflow.results.progress import Progress
 from iclflow.tasks.task import ContextLabels, Task
 from iclflow.tasks.task_vectors import Mixture
@@ -332,10 +332,10 @@ def _predicted(colour: Any) -> dict[str, Any]:
     return {**theory_of(colour), "zorder": 5}
 
 
-def draw_fig5(data: xr.Dataset) -> Figure:
+def draw_fig5(data: xr.Dataset) -> Picture:
     """Left: three losses at one portion. Right: the training loss at every portion."""
     with style():
-        figure = Figure(figsize=(2 * COLUMN, 0.85 * COLUMN))
+        figure = Picture(figsize=(2 * COLUMN, 0.85 * COLUMN))
         left, right = figure.subplots(1, 2)
         shown = float(data.attrs["shown"])
         _losses(left, data.sel(portion=shown), float(data.attrs["final_in_context"]))
@@ -357,10 +357,10 @@ def draw_fig5(data: xr.Dataset) -> Figure:
     return figure
 
 
-def draw_fig10(data: xr.Dataset) -> Figure:
+def draw_fig10(data: xr.Dataset) -> Picture:
     """A panel for each portion, three losses each."""
     with style():
-        figure = Figure(figsize=(2 * COLUMN, 1.25 * COLUMN))
+        figure = Picture(figsize=(2 * COLUMN, 1.25 * COLUMN))
         panels = figure.subplots(2, -(-data.sizes["portion"] // 2), sharex=True, sharey=True)
         for i, (axes, portion) in enumerate(zip(panels.flat, data["portion"].values, strict=True)):
             _losses(axes, data.sel(portion=portion), float(data.attrs["final_in_context"]))

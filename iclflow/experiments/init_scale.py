@@ -24,7 +24,7 @@ from iclflow.losses import Population
 from iclflow.measures import first_crossing, first_crossings
 from iclflow.models import Merged, Separate, draw_models
 from iclflow.plots.losses import plot_levels
-from iclflow.plots.style import BENEATH, COLOURS, THEORY, TIME, Figure, side_by_side, theory_of
+from iclflow.plots.style import BENEATH, COLOURS, THEORY, TIME, Picture, side_by_side, theory_of
 from iclflow.results.progress import Progress
 from iclflow.theory.drops.one_drop import merged_half_time, paper_merged_duration
 from iclflow.theory.drops.staircase import staircase
@@ -284,7 +284,7 @@ def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
 NAME_APART = 3.5  # factor in time between the names of two drops
 
 
-def draw(data: xr.Dataset) -> Figure:
+def draw(data: xr.Dataset) -> Picture:
     """Merged, separate, and the times of the drops against w."""
     return side_by_side(data, _merged_panel, _separate_panel, _times, height=0.86)
 

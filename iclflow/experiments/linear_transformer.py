@@ -26,7 +26,7 @@ from iclflow.plots.style import (
     HEAT,
     PAPER,
     THEORY,
-    Figure,
+    Picture,
     mode_colour,
     side_by_side,
     style,
@@ -242,7 +242,7 @@ def _fastest_alone(data: xr.Dataset) -> xr.Dataset:
     )
 
 
-def draw_fig1(data: xr.Dataset) -> Figure:
+def draw_fig1(data: xr.Dataset) -> Picture:
     """p₂q₁ simulated, a∞ of the paper, the exact flow; and how far apart they are."""
     simulated = data["products"].mean("seed").values
     exact = np.diag(data["a_exact"].values[-1])
@@ -253,7 +253,7 @@ def draw_fig1(data: xr.Dataset) -> Figure:
     )
     top = max(float(np.abs(matrix).max()) for _, matrix in panels)
     with style():
-        figure = Figure(figsize=(2.08 * COLUMN, 0.72 * COLUMN))
+        figure = Picture(figsize=(2.08 * COLUMN, 0.72 * COLUMN))
         axes = figure.subplots(1, 4, width_ratios=(1, 1, 1, 1.25))
         for place, (title, matrix) in zip(axes, panels, strict=False):
             image = place.imshow(matrix, cmap=HEAT, vmin=-top, vmax=top)
@@ -306,7 +306,7 @@ def _deviation(axes: Axes, data: xr.Dataset) -> None:
     axes.legend(loc="upper left", fontsize=6, handlelength=1.2, borderaxespad=0.0)
 
 
-def draw_fig2(data: xr.Dataset) -> Figure:
+def draw_fig2(data: xr.Dataset) -> Picture:
     """a_α(t) with both theories; the conserved quantity; what single modes conserve."""
     return side_by_side(data, _courses, _conserved, _draw_drift, height=0.8)
 

@@ -13,7 +13,7 @@ from iclflow.experiments.base import Claim, below
 from iclflow.experiments.runs import finished, named
 from iclflow.models import ConvNet, Separate
 from iclflow.models.networks import cubic_features
-from iclflow.plots.style import COLOURS, COLUMN, HEAT, Figure, style
+from iclflow.plots.style import COLOURS, COLUMN, HEAT, Picture, style
 from iclflow.results.progress import Progress
 from iclflow.tasks.task import Task
 
@@ -146,10 +146,10 @@ def draw_merged(axes: Axes) -> Axes:
     return axes
 
 
-def draw(data: xr.Dataset) -> Figure:
+def draw(data: xr.Dataset) -> Picture:
     """Fig. 2 with the numbers of one prompt: a sum of three-layer convolutional networks."""
     with style():
-        figure = Figure(figsize=(2.08 * COLUMN, 2.75))
+        figure = Picture(figsize=(2.08 * COLUMN, 2.75))
         axes = figure.subplots()
         blank(axes, 31, 12.3)
         text = {"ha": "center", "va": "center", "fontsize": 8}

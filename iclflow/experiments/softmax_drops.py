@@ -26,7 +26,7 @@ from iclflow.measures import find_stages
 from iclflow.models import AbstractInitialiser, Merged, Separate, empty_model
 from iclflow.models.softmax import SoftmaxInitialiser
 from iclflow.plots.losses import LEVEL, plot_levels
-from iclflow.plots.style import COLOURS, COLUMN, LOSS, TIME, Figure, style, theory_of
+from iclflow.plots.style import COLOURS, COLUMN, LOSS, TIME, Picture, style, theory_of
 from iclflow.results.progress import Progress
 from iclflow.tasks.task import Task
 from iclflow.theory.predict import visited_levels
@@ -154,10 +154,10 @@ def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
     return {"v2-softmax-merged": swapped, "v2-softmax-separate": swapped}
 
 
-def draw(data: xr.Dataset) -> Figure:
+def draw(data: xr.Dataset) -> Picture:
     """Left: merged. Right: separate, a colour a seed; linear attention dashed."""
     with style():
-        figure = Figure(figsize=(2 * COLUMN, 0.9 * COLUMN))
+        figure = Picture(figsize=(2 * COLUMN, 0.9 * COLUMN))
         left, right = figure.subplots(1, 2, sharey=True)
         for axes, name in ((left, "merged"), (right, "separate")):
             time = data[f"{name}_time"].values

@@ -21,7 +21,7 @@ from iclflow.losses import Moments, Population
 from iclflow.measures import first_crossing
 from iclflow.models import Blocks, Merged, Separate, draw_models
 from iclflow.plots.losses import plot_levels
-from iclflow.plots.style import BENEATH, COLOURS, THEORY, TIME, Figure, side_by_side, theory_of
+from iclflow.plots.style import BENEATH, COLOURS, THEORY, TIME, Picture, side_by_side, theory_of
 from iclflow.results.progress import Progress
 from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.task import Task
@@ -211,7 +211,7 @@ def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
     }
 
 
-def draw(data: xr.Dataset) -> Figure:
+def draw(data: xr.Dataset) -> Picture:
     """Merged, separate, and the loss at every length."""
     return side_by_side(data, _merged, _separate, _lengths, height=0.78)
 

@@ -18,7 +18,7 @@ from iclflow.experiments.base import Claim, near
 from iclflow.experiments.runs import finished, named
 from iclflow.losses import Moments
 from iclflow.models import Blocks, Merged, draw_model
-from iclflow.plots.style import COLOURS, COLUMN, THEORY, Figure, style
+from iclflow.plots.style import COLOURS, COLUMN, THEORY, Picture, style
 from iclflow.results.progress import Progress
 from iclflow.runs.simulate import simulate
 from iclflow.tasks.prompts import PromptSet
@@ -130,10 +130,10 @@ def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
     }
 
 
-def draw(data: xr.Dataset) -> Figure:
+def draw(data: xr.Dataset) -> Picture:
     """Two panels with the powers P^(-1/2) and 1/P beside."""
     with style():
-        figure = Figure(figsize=(1.6 * COLUMN, 0.75 * COLUMN))
+        figure = Picture(figsize=(1.6 * COLUMN, 0.75 * COLUMN))
         left, right = figure.subplots(1, 2)
         _power(left, data, "blocks", -0.5, "size of the extra blocks", r"$\propto P^{-1/2}$")
         _power(right, data, "gap", -1.0, "training loss gained", r"$\propto 1/P$")

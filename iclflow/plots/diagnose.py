@@ -11,7 +11,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
 from iclflow.plots.losses import plot_levels
-from iclflow.plots.style import COLOURS, COLUMN, Figure, style
+from iclflow.plots.style import COLOURS, COLUMN, Picture, style
 
 SHADES = ("0.93", "0.84")
 EARLY = 0.05  # of the run
@@ -20,7 +20,7 @@ MARKS = ("-", ":", "-.", "--")
 _PALE = (*COLOURS[:6], "#F0E442", "0.55", "0.3", "0.75")
 
 
-def run_figure(found: xr.Dataset, *, title: str = "") -> Figure:
+def run_figure(found: xr.Dataset, *, title: str = "") -> Picture:
     """Loss with the stages shaded; the algorithm strip; alignment; effective rank.
 
     What was not found, because the task is not known, has no panel.
@@ -34,7 +34,7 @@ def run_figure(found: xr.Dataset, *, title: str = "") -> Figure:
         parts.append((1.2, _effective_rank))
     heights = [height for height, _ in parts]
     with style():
-        figure = Figure(figsize=(COLUMN * 1.6, COLUMN * (0.09 + 0.25 * sum(heights))))
+        figure = Picture(figsize=(COLUMN * 1.6, COLUMN * (0.09 + 0.25 * sum(heights))))
         panels = figure.subplots(
             len(parts), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
         )[:, 0]
@@ -53,7 +53,7 @@ def _effective_rank(axes: Axes, found: xr.Dataset) -> None:
     axes.set_ylim(0, None)
 
 
-def runs_figure(found: xr.Dataset, *, title: str = "") -> Figure:
+def runs_figure(found: xr.Dataset, *, title: str = "") -> Picture:
     """The losses of all seeds over the levels of the theory; a strip of algorithms for each.
 
     Without the task there are no algorithms, and the losses stand alone.
@@ -61,7 +61,7 @@ def runs_figure(found: xr.Dataset, *, title: str = "") -> Figure:
     count, known = found.sizes["seed"], "algorithm" in found
     colours = [COLOURS[i % len(COLOURS)] for i in range(count)]
     with style():
-        figure = Figure(figsize=(COLUMN * 1.6, COLUMN * (1.05 + 0.08 * count * known)))
+        figure = Picture(figsize=(COLUMN * 1.6, COLUMN * (1.05 + 0.08 * count * known)))
         heights = (0.75, 0.05 + 0.08 * count) if known else (1.0,)
         panels = figure.subplots(
             len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
@@ -170,7 +170,7 @@ def _alignment(axes: Axes, found: xr.Dataset) -> None:
 
 def checkpoints_figure(
     data: xr.Dataset, measure: str, *, moments: int = 5, title: str = ""
-) -> Figure:
+) -> Picture:
     """Heat maps layer x head at some steps, one row per circuit; curves over all steps below.
 
     Below a distance to the last checkpoint stands the subspace speed, which needs no last one. The
@@ -185,7 +185,7 @@ def checkpoints_figure(
         with_loss = "loss" in data
         with_speed = measure in TO_THE_END and "subspace_speed" in data and len(steps) > 2
         heights = [1.0, 1.0, 1.4] + [1.1] * (with_speed + with_loss)
-        figure = Figure(figsize=(COLUMN * 2, COLUMN * (0.16 + 0.45 * sum(heights))))
+        figure = Picture(figsize=(COLUMN * 2, COLUMN * (0.16 + 0.45 * sum(heights))))
         grid = figure.add_gridspec(len(heights), len(chosen), height_ratios=heights)
         image, panels = None, []
         for row, circuit in enumerate(circuits):
@@ -287,7 +287,7 @@ def _layer_colours(layers: int) -> Sequence[str]:
     return [f"{0.8 - 0.75 * j / (layers - 1):.3f}" for j in range(layers)]
 
 
-def curve_figure(found: xr.Dataset, *, title: str = "") -> Figure:
+def curve_figure(found: xr.Dataset, *, title: str = "") -> Picture:
     """Somebody's loss curve with its stages, the theory's levels and the predicted drops.
 
     Below it, on the same steps: the losses early and late in the context with what each drop is,
@@ -297,7 +297,7 @@ def curve_figure(found: xr.Dataset, *, title: str = "") -> Figure:
     heights = [1.0, *([0.8] if sides else []), *([0.6] if metrics else [])]
     with style():
         tall = 0.95 if len(heights) == 1 else 0.72 * sum(heights)
-        figure = Figure(figsize=(COLUMN * 1.5, COLUMN * tall))
+        figure = Picture(figsize=(COLUMN * 1.5, COLUMN * tall))
         panels = figure.subplots(
             len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
         )[:, 0]

@@ -4,7 +4,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from iclflow.plots.style import COLOURS, COLUMN, THEORY, Figure, style
+from iclflow.plots.style import COLOURS, COLUMN, THEORY, Picture, style
 
 CURVES = {
     "loss": ("train", "black"),
@@ -13,10 +13,10 @@ CURVES = {
 }
 
 
-def epochs_figure(run: xr.Dataset, *, values: bool = False, title: str = "") -> Figure:
+def epochs_figure(run: xr.Dataset, *, values: bool = False, title: str = "") -> Picture:
     """The losses of one run against epochs; with `values`, the value weights below."""
     with style():
-        figure = Figure(figsize=(COLUMN, COLUMN * (1.4 if values else 0.8)))
+        figure = Picture(figsize=(COLUMN, COLUMN * (1.4 if values else 0.8)))
         panels = figure.subplots(2 if values else 1, 1, sharex=True, squeeze=False)[:, 0]
         plot_epochs(panels[0], run)
         panels[0].set_title(title)
@@ -43,10 +43,10 @@ def plot_epochs(axes: Axes, run: xr.Dataset) -> Axes:
 
 def comparison_figure(
     run: xr.Dataset, recorded: dict[str, np.ndarray], *, title: str = ""
-) -> Figure:
+) -> Picture:
     """Recorded curves (dashed) over repeated ones, and the size of their difference below."""
     with style():
-        figure = Figure(figsize=(COLUMN, COLUMN * 1.3))
+        figure = Picture(figsize=(COLUMN, COLUMN * 1.3))
         upper, lower = figure.subplots(2, 1, sharex=True)
         plot_epochs(upper, run)
         for i, (name, curve) in enumerate(recorded.items()):

@@ -7,12 +7,12 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from iclflow.plots.style import COLUMN, THEORY, Figure, mode_colour, style
+from iclflow.plots.style import COLUMN, THEORY, Picture, mode_colour, style
 
 PANELS = 6  # at most
 
 
-def escape_figure(fit: xr.Dataset, *, title: str = "") -> Figure:
+def escape_figure(fit: xr.Dataset, *, title: str = "") -> Picture:
     """The times of all runs, the fitted law of each drop, and the theory of the same starts.
 
     - `fit`: the `data` of an `EscapeFit`, with one panel for each value of its other axes.
@@ -27,7 +27,7 @@ def escape_figure(fit: xr.Dataset, *, title: str = "") -> Figure:
     with style():
         wide = min(len(places), 3) * 1.55 * COLUMN
         rows = -(-len(places) // 3)
-        figure = Figure(figsize=(wide, rows * 0.95 * COLUMN))
+        figure = Picture(figsize=(wide, rows * 0.95 * COLUMN))
         grid = np.ravel(figure.subplots(rows, min(len(places), 3), sharey=True, squeeze=False))
         for panel, place in zip(grid, places, strict=False):
             at = dict(zip(axes, place, strict=True))

@@ -7,7 +7,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from iclflow.plots.style import BENEATH, COLOURS, COLUMN, LOSS, TIME, Figure, style, theory_of
+from iclflow.plots.style import BENEATH, COLOURS, COLUMN, LOSS, TIME, Picture, style, theory_of
 
 LEVEL: dict[str, Any] = {"color": "0.5", "linewidth": 0.8, "linestyle": (0, (1, 1.6)), "zorder": 0}
 LINE_HEIGHT = 1.15  # of a name, times its font size
@@ -66,7 +66,7 @@ def loss_figure(
     levels: Any = (),
     theory: Any = None,
     title: str = "",
-) -> Figure:
+) -> Picture:
     """One panel: the loss of every seed, theory dashed.
 
     - `runs`: a Dataset of `sweep`, or the Trajectory of one `simulate`.
@@ -80,7 +80,7 @@ def loss_figure(
     1
     """
     with style():
-        figure = Figure(figsize=(COLUMN * 1.35, COLUMN * 0.85))
+        figure = Picture(figsize=(COLUMN * 1.35, COLUMN * 0.85))
         plot_loss(figure.subplots(), runs, levels=levels, theory=theory)
         figure.axes[0].set_title(title)
     return figure

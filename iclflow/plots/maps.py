@@ -5,7 +5,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 
-from iclflow.plots.style import COLUMN, Figure, style
+from iclflow.plots.style import COLUMN, Picture, style
 
 SHADES = "viridis"
 WIDE = 20  # times: from here on colours are logarithmic
@@ -13,7 +13,7 @@ TICKS = 9  # on each side, at most
 TEXT = 36  # squares up to which each has its number
 
 
-def map_figure(data: xr.Dataset, *, title: str = "") -> Figure:
+def map_figure(data: xr.Dataset, *, title: str = "") -> Picture:
     """One map per drop (or another kind), all with the same colours, and their bar.
 
     - `data`: what `sweeps.look_map` found: `z` [kind, y, x] with its labels.
@@ -24,7 +24,7 @@ def map_figure(data: xr.Dataset, *, title: str = "") -> Figure:
     scale = _colours(data["z"].values)
     with style():
         wide = 1.3 * COLUMN if columns == 1 else (0.25 + 0.8 * columns) * COLUMN
-        figure = Figure(figsize=(wide, (0.2 + 0.78 * rows) * COLUMN))
+        figure = Picture(figsize=(wide, (0.2 + 0.78 * rows) * COLUMN))
         grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
         shown = []
         for number, axes in enumerate(np.ravel(grid)):

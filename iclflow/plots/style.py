@@ -46,7 +46,7 @@ STYLE: dict[Any, Any] = {
 }
 
 
-class Figure(mpl_figure.Figure):
+class Picture(mpl_figure.Figure):
     """A figure that a notebook shows, whatever its backend."""
 
     def _repr_png_(self) -> bytes:
@@ -72,10 +72,10 @@ def style() -> Iterator[None]:
         yield
 
 
-def side_by_side(data: Any, *panels: Callable[..., Any], height: float) -> Figure:
+def side_by_side(data: Any, *panels: Callable[..., Any], height: float) -> Picture:
     """A figure of two columns' width, its height in columns, each panel drawn by its function."""
     with style():
-        figure = Figure(figsize=(2.08 * COLUMN, height * COLUMN))
+        figure = Picture(figsize=(2.08 * COLUMN, height * COLUMN))
         for axes, draw in zip(figure.subplots(1, len(panels)), panels, strict=True):
             draw(axes, data)
     return figure

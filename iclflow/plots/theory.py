@@ -14,7 +14,7 @@ from iclflow.plots.style import (
     PAPER,
     THEORY,
     TIME,
-    Figure,
+    Picture,
     mode_colour,
     style,
 )  # fmt: skip
@@ -25,13 +25,13 @@ def theory_figure(
     *,
     curve: Any = None,
     drops: Sequence[float] | None = None,
-) -> Figure:
+) -> Picture:
     """Levels L(M_m) as steps; over time, with the drops marked, where a start was given.
 
     `curve` is anything with a `time` and a `loss`.
     """
     with style():
-        figure = Figure(figsize=(COLUMN * 1.35, COLUMN * 0.85))
+        figure = Picture(figsize=(COLUMN * 1.35, COLUMN * 0.85))
         axes = figure.subplots()
         if curve is None:
             axes.stairs(levels, baseline=None, color=COLOURS[0], linewidth=1.6)
@@ -60,13 +60,13 @@ def theory_figure(
     return figure
 
 
-def transformer_figure(curves: xr.Dataset) -> Figure:
+def transformer_figure(curves: xr.Dataset) -> Picture:
     """Both theories of one start over time: a_α(t), and the loss with the paper's ½."""
     rate = float(curves.attrs["epoch_rate"])
     time = curves["time"].values[1:] / rate
     clock = rf"{TIME} = epochs × $\eta P$" if rate == 1 else "epochs"
     with style():
-        figure = Figure(figsize=(2.08 * COLUMN, 0.85 * COLUMN))
+        figure = Picture(figsize=(2.08 * COLUMN, 0.85 * COLUMN))
         left, right = figure.subplots(1, 2)
         for i, s in enumerate(curves["eigenvalue"].values):
             colour = mode_colour(i)

@@ -8,12 +8,12 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
 from iclflow.plots.losses import plot_levels
-from iclflow.plots.style import COLOURS, HEAT, Figure, style
+from iclflow.plots.style import COLOURS, HEAT, Picture, style
 
 Update = Callable[[int], list[Artist]]  # frame number -> the artists that moved
 
 
-def weights_film(run: xr.Dataset, *, dpi: int = 160, title: str = "") -> tuple[Figure, Update]:
+def weights_film(run: xr.Dataset, *, dpi: int = 160, title: str = "") -> tuple[Picture, Update]:
     """A figure and the function that moves it to frame i of `run` and says what it moved.
 
     `run` is one run over dimension `time`, its weights in the eigenbasis of the input covariance:
@@ -25,7 +25,7 @@ def weights_film(run: xr.Dataset, *, dpi: int = 160, title: str = "") -> tuple[F
         "time", "part", "head", "row", "column", "component", ..., missing_dims="ignore"
     )
     with style():
-        figure = Figure(figsize=(8.0, 4.5), dpi=dpi, facecolor="white")
+        figure = Picture(figsize=(8.0, 4.5), dpi=dpi, facecolor="white")
         grid = figure.add_gridspec(2, 3, height_ratios=(1.0, 1.15), width_ratios=(1, 1, 1))
         updates = [_loss(figure.add_subplot(grid[0, :2]), run)]
         if "keys" in run:

@@ -31,7 +31,7 @@ SAVED = 3e-8  # to record one number of one run at one save point
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class SharedProgram:
     """Cells that share one compiled program.
 
     - `cells`: how many there are in the design.
@@ -53,7 +53,7 @@ class Program:
 
 
 @dataclasses.dataclass(frozen=True)
-class Estimate:
+class SweepEstimate:
     """Cells, blocks of them, bytes of memory and of the store, and seconds.
 
     - `workers`: the processes that compute, each with a device as fast as the one here.
@@ -65,7 +65,7 @@ class Estimate:
     cells: int
     points: int
     block: tuple[int, ...]  # shape
-    shared: Mapping[Hashable, Program]
+    shared: Mapping[Hashable, SharedProgram]
     memory: int  # of one block, bytes
     disk: int
     seconds: float
@@ -88,7 +88,7 @@ class Estimate:
         return tuple(dict.fromkeys(program.engine for program in self.shared.values()))
 
 
-def estimate(cells: AbstractCells, workers: int = 1, size: int | None = None) -> Estimate:
+def estimate(cells: AbstractCells, workers: int = 1, size: int | None = None) -> SweepEstimate:
     """What a sweep takes, from the operations of its steps and the speeds of this machine.
 
     One point of each compiled program is built, of few prompts; nothing else is drawn and nothing
@@ -105,7 +105,7 @@ def estimate(cells: AbstractCells, workers: int = 1, size: int | None = None) ->
     refused: list[str] = []
     traced = np.unique(np.linspace(0, len(kinds) - 1, TRACED).round().astype(int))
     known = {i: _program(cells, list(kinds.values())[i], refused) for i in traced}
-    shared: dict[Hashable, Program] = {}
+    shared: dict[Hashable, SharedProgram] = {}
     for i, (program, kind) in enumerate(kinds.items()):
         runs = kind.points * cells.count
         like = known[traced[np.argmin(np.abs(traced - i))]]
@@ -124,7 +124,7 @@ def estimate(cells: AbstractCells, workers: int = 1, size: int | None = None) ->
     points = int(np.prod(cells.shape[:-1], dtype=object))
     own = STARTED + sum(program.compiling for program in shared.values())
     work = points * POINT + sum(program.cells * program.cell for program in shared.values())
-    return Estimate(
+    return SweepEstimate(
         cells=cells.cells,
         points=points,
         block=block,
@@ -146,7 +146,7 @@ class _Kind:
     losses: set[Hashable] = dataclasses.field(default_factory=set)
 
 
-def _program(cells: AbstractCells, kind: _Kind, refused: list[str]) -> Program:
+def _program(cells: AbstractCells, kind: _Kind, refused: list[str]) -> SharedProgram:
     """What the cells of one program take; the reason goes to `refused` if none can be built."""
     runs = kind.points * cells.count
     try:
@@ -156,7 +156,7 @@ def _program(cells: AbstractCells, kind: _Kind, refused: list[str]) -> Program:
         during = resolve(point.record, loss=entry.loss, dynamics=entry.dynamics).functions
     except ValueError as reason:  # the point fails when it is run, and the others do not
         refused.append(str(reason))
-        return Program(runs, runs, VMAP, 0.0, POINT, 0, 0)
+        return SharedProgram(runs, runs, VMAP, 0.0, POINT, 0, 0)
     group, own = runs, point.vary is not Vary.WEIGHTS
     if cost.numbers(entry.loss) > SMALL:  # runs on one loss are trained together, and no others
         group = 1 if own else runs // len(kind.losses)
@@ -188,4 +188,4 @@ def _program(cells: AbstractCells, kind: _Kind, refused: list[str]) -> Program:
     compiling = cost.compiling(engine, operations, work) + cost.compiling(VMAP, 0.0, work)
     memory = cost.run_bytes(model, recorded, scratch)
     stored = kept + ending + 8 * (4 + levels * len(cells.computed))
-    return Program(runs, group, engine, compiling + overhead, cell, memory, stored)
+    return SharedProgram(runs, group, engine, compiling + overhead, cell, memory, stored)

@@ -35,7 +35,7 @@ from iclflow.runs.compute import (
     train,
 )
 from iclflow.runs.dataset import Trained, assemble
-from iclflow.runs.estimate import Estimate, estimate
+from iclflow.runs.estimate import SweepEstimate, estimate
 from iclflow.runs.folder import RunFolder
 from iclflow.runs.fused.engine import CUDA, VMAP, available
 from iclflow.runs.record import Record
@@ -226,7 +226,7 @@ def into_store(
     block: int | None = None,
     client: Any = None,
     progress: bool | Progress | None = None,
-    expected: Estimate | None = None,
+    expected: SweepEstimate | None = None,
 ) -> None:
     """Compute the cells that the store at `path` does not have yet, block by block.
 
@@ -271,7 +271,7 @@ def _here(blocks: Iterator[tuple[Region, Block]]) -> Iterator[tuple[Region, Answ
         yield region, compute(block)
 
 
-def _engines(store: Store, expected: Estimate) -> tuple[dict[Hashable, tuple[str, int]], int]:
+def _engines(store: Store, expected: SweepEstimate) -> tuple[dict[Hashable, tuple[str, int]], int]:
     """The engine of each program, with the runs that share it; and how many cells are there.
 
     A program goes on with the engine that most of its cells have.

@@ -76,8 +76,8 @@ from iclflow.theory.learning_coefficients import (
     reduced_rank_coefficient as reduced_rank_coefficient,
 )
 from iclflow.theory.linear_transformer import CoupledFlow as CoupledFlow
-from iclflow.theory.linear_transformer import Course as Course
 from iclflow.theory.linear_transformer import DecoupledFlow as DecoupledFlow
+from iclflow.theory.linear_transformer import DiagonalCourse as DiagonalCourse
 from iclflow.theory.linear_transformer import Optimum as Optimum
 from iclflow.theory.linear_transformer import TransformerModes as TransformerModes
 from iclflow.theory.linear_transformer import optimum as optimum

@@ -221,7 +221,7 @@ class DecoupledFlow:
 
 
 @dataclasses.dataclass(frozen=True)
-class Course:
+class DiagonalCourse:
     """Diagonal weights over time t/τ."""
 
     time: Float[np.ndarray, " T"]
@@ -285,7 +285,7 @@ class CoupledFlow:
         q: Float[np.ndarray, " D"],
         *,
         tolerance: float = 1e-10,
-    ) -> Course:
+    ) -> DiagonalCourse:
         """The course from given weights at increasing times, the first at least 0."""
         size = self.modes.size
 
@@ -301,7 +301,7 @@ class CoupledFlow:
         )  # fmt: skip
         if not found.success:
             raise ValueError(f"the exact flow could not be integrated: {found.message}")
-        return Course(time, found.y[:size].T, found.y[size:].T)
+        return DiagonalCourse(time, found.y[:size].T, found.y[size:].T)
 
     def hessian(
         self, p: Float[np.ndarray, " D"], q: Float[np.ndarray, " D"]

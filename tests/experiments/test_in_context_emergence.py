@@ -13,7 +13,7 @@ from iclflow.experiments.in_context_emergence.figure import draw_fig5, draw_fig6
 
 pytestmark = pytest.mark.slow  # trains transformers
 
-SMALL = experiment.Preset(
+SMALL = experiment.Sizes(
     vocabulary=8, context=16, width=16, heads=2, batch=4, steps=12, markov_steps=6, rate=1e-3,
     layers=(1, 2), seeds=2, marks=8, sequences=4,
 )  # fmt: skip

@@ -224,10 +224,6 @@ def test_names_reached_through_the_package_count():
     assert set(modules_imported(source)) == {"iclflow.plots", "iclflow.__version__"}
 
 
-# Names that two rooms still share. The set may only become smaller.
-SHARED = {"Course", "Descent", "Drop", "Estimate", "Figure", "Plateau", "Preset", "Program"}
-
-
 def test_no_two_public_classes_have_one_name():
     homes: dict[str, list[str]] = {}
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
@@ -235,4 +231,4 @@ def test_no_two_public_classes_have_one_name():
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
     twice = {name: found for name, found in homes.items() if len(found) > 1}
-    assert {name: found for name, found in twice.items() if name not in SHARED} == {}
+    assert twice == {}

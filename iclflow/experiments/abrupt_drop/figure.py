@@ -5,13 +5,13 @@ from matplotlib.axes import Axes
 
 from iclflow.experiments.schematics import draw_merged
 from iclflow.plots.losses import plot_levels
-from iclflow.plots.style import COLOURS, COLUMN, TIME, Figure, style, theory_of
+from iclflow.plots.style import COLOURS, COLUMN, TIME, Picture, style, theory_of
 
 
-def draw(data: xr.Dataset) -> Figure:
+def draw(data: xr.Dataset) -> Picture:
     """Left the schematic, right the loss of ATTN_M and of MLP(z) in the paper's window."""
     with style():
-        figure = Figure(figsize=(2.08 * COLUMN, 0.78 * COLUMN))
+        figure = Picture(figsize=(2.08 * COLUMN, 0.78 * COLUMN))
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.35))
         draw_merged(left)
         plot_drop(right, data)

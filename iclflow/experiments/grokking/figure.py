@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from iclflow.plots.style import COLOURS, COLUMN, Figure, style
+from iclflow.plots.style import COLOURS, COLUMN, Picture, style
 
 _NAMES = {
     "effective_rank": "effective rank of OV",
@@ -22,10 +22,10 @@ _NAMES = {
 _SHADE = "0.9"
 
 
-def draw(data: xr.Dataset) -> Figure:
+def draw(data: xr.Dataset) -> Picture:
     """Losses and accuracies; measures on the clock of each seed's test loss; who moves first."""
     with style():
-        figure = Figure(figsize=(2 * COLUMN, 2.55 * COLUMN))
+        figure = Picture(figsize=(2 * COLUMN, 2.55 * COLUMN))
         # Two parts, so that the long names of the lower one do not narrow the upper one.
         parts: Any = figure.subfigures(2, 1, height_ratios=(3, 1))
         upper, lower = parts

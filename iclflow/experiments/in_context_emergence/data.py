@@ -55,7 +55,7 @@ Run = dict[str, np.ndarray]  # what a sweep recorded, by name
 
 
 @dataclasses.dataclass(frozen=True)
-class Preset:
+class Sizes:
     """Sizes of the models and of their training."""
 
     vocabulary: int
@@ -72,8 +72,8 @@ class Preset:
     sequences: int  # kept for evaluation
 
 
-FULL = Preset(64, 64, 128, 4, 64, 20_000, 5_000, 1e-3, (1, 2, 3, 4), 1, 90, 256)
-QUICK = Preset(32, 32, 64, 4, 32, 700, 400, 2e-3, (1, 2), 1, 60, 128)
+FULL = Sizes(64, 64, 128, 4, 64, 20_000, 5_000, 1e-3, (1, 2, 3, 4), 1, 90, 256)
+QUICK = Sizes(32, 32, 64, 4, 32, 700, 400, 2e-3, (1, 2), 1, 60, 128)
 
 
 def compute(
@@ -115,7 +115,7 @@ def compute(
     return labelled(variables, coordinates, settings)
 
 
-def _marks(preset: Preset, steps: int) -> np.ndarray:
+def _marks(preset: Sizes, steps: int) -> np.ndarray:
     return log_steps(steps, preset.marks)
 
 
@@ -128,7 +128,7 @@ def _part(
 
 
 def _train(
-    preset: Preset,
+    preset: Sizes,
     corpus: AbstractCorpus,
     layers: int,
     steps: int,
@@ -152,7 +152,7 @@ def _train(
     )
 
 
-def _initialiser(preset: Preset, corpus: AbstractCorpus, layers: int) -> AttentionOnlyInitialiser:
+def _initialiser(preset: Sizes, corpus: AbstractCorpus, layers: int) -> AttentionOnlyInitialiser:
     return AttentionOnlyInitialiser(
         corpus.vocabulary, corpus.context, layers, preset.width, preset.heads
     )
@@ -174,7 +174,7 @@ def _measures(model: AttentionOnly, loss: FreshTokens) -> dict[str, Any]:
     }
 
 
-def _repeated_variables(preset: Preset, runs: Sequence[Run]) -> dict[str, Variable]:
+def _repeated_variables(preset: Sizes, runs: Sequence[Run]) -> dict[str, Variable]:
     """Everything about the repeated corpus, [layers, seed, step, ...]."""
     losses = np.stack([run["position_loss"] for run in runs])
     late = _late(losses)
@@ -271,7 +271,7 @@ def _padded(arrays: Sequence[np.ndarray], depth_axis: int) -> np.ndarray:
     return np.stack(out)
 
 
-def _markov_variables(preset: Preset, corpus: Markov, runs: Sequence[Run]) -> dict[str, Variable]:
+def _markov_variables(preset: Sizes, corpus: Markov, runs: Sequence[Run]) -> dict[str, Variable]:
     """Losses of one and two layers on Markov chains, and what could be had from the same text."""
     losses = np.stack([run["position_loss"] for run in runs])
     tokens = NextToken.sample(corpus, preset.sequences, jax.random.key(EVALUATION_KEY)).tokens

@@ -4,15 +4,15 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from iclflow.plots.style import COLOURS, THEORY, Figure, style
+from iclflow.plots.style import COLOURS, THEORY, Picture, style
 
 WINDOW = {"color": "#E69F00", "alpha": 0.25, "linewidth": 0}
 
 
-def draw_fig5(data: xr.Dataset) -> Figure:
+def draw_fig5(data: xr.Dataset) -> Picture:
     """Loss, heads and final losses above; subspace distance of each depth below."""
     with style():
-        figure = Figure(figsize=(7.0, 3.9))
+        figure = Picture(figsize=(7.0, 3.9))
         depths = data["layers"].values
         top, bottom = figure.subfigures(2, 1, height_ratios=[1.0, 0.95]).ravel()  # pyright: ignore
         late, heads, markov = top.subplots(1, 3)
@@ -28,11 +28,11 @@ def draw_fig5(data: xr.Dataset) -> Figure:
         return figure
 
 
-def draw_fig6(data: xr.Dataset) -> Figure:
+def draw_fig6(data: xr.Dataset) -> Picture:
     """Effective rank of QK and OV above, prefix matching of every head below, by depth."""
     with style():
         depths = data["layers"].values
-        figure = Figure(figsize=(7.0, 3.6))
+        figure = Picture(figsize=(7.0, 3.6))
         above, below = figure.subplots(2, len(depths), sharex=True, sharey="row", squeeze=False)
         for top, bottom, depth in zip(above, below, depths, strict=True):
             one = data.sel(layers=depth)

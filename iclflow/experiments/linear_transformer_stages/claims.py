@@ -9,8 +9,8 @@ from iclflow.experiments.linear_transformer_stages.data import detectors
 from iclflow.measures import find_stages
 from iclflow.theory.linear_transformer import (
     CoupledFlow,
-    Course,
     DecoupledFlow,
+    DiagonalCourse,
     TransformerModes,
     optimum,
 )
@@ -80,7 +80,7 @@ def _closed_form(data: xr.Dataset, context: int) -> tuple[np.ndarray, np.ndarray
     return products, theory.loss(products)
 
 
-def _exact(data: xr.Dataset, context: int) -> Course:
+def _exact(data: xr.Dataset, context: int) -> DiagonalCourse:
     """The exact mean flow at a context length, over the epochs of the staged run."""
     start = np.full(data.sizes["mode"], float(data.attrs["scale"]))
     time = float(data.attrs["epoch_rate"]) * data["epoch"].values

@@ -12,7 +12,7 @@ from iclflow.plots.style import (
     HALF_LOSS,
     PAPER,
     THEORY,
-    Figure,
+    Picture,
     side_by_side,
     style,
     theory_of,
@@ -21,7 +21,7 @@ from iclflow.plots.style import (
 _MARK = {"color": "0.8", "linewidth": 0.5, "zorder": 0}
 
 
-def draw_fig3(data: xr.Dataset) -> Figure:
+def draw_fig3(data: xr.Dataset) -> Picture:
     """The staged loss at N = 200; training at N = 8; the error of the closed form against N."""
     return side_by_side(data, _staged, _small, _error, height=0.8)
 
@@ -89,10 +89,10 @@ _DETECTORS = (
 )
 
 
-def draw_fig4(data: xr.Dataset) -> Figure:
+def draw_fig4(data: xr.Dataset) -> Picture:
     """Three curvatures, their peaks marked, beside the half-times of the modes; the ranks."""
     with style():
-        figure = Figure(figsize=(2.08 * COLUMN, 1.25 * COLUMN))
+        figure = Picture(figsize=(2.08 * COLUMN, 1.25 * COLUMN))
         axes = figure.subplots(2, 2).ravel()
         for place, (name, label, clock, title) in zip(axes, _DETECTORS, strict=False):
             _curvature(place, data, name)

@@ -6,18 +6,18 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from iclflow.plots.losses import LEVEL, plot_levels
-from iclflow.plots.style import BENEATH, COLOURS, COLUMN, LOSS, TIME, Figure, style, theory_of
+from iclflow.plots.style import BENEATH, COLOURS, COLUMN, LOSS, TIME, Picture, style, theory_of
 
 _QUIET = "0.45"
 FIRST = 300.0  # t/τ at which the axis begins; nothing happens before
 _LONG = {"color": "black", "linewidth": 0.9}  # levels of the long plateaus
 
 
-def draw_fig4(data: xr.Dataset) -> Figure:
+def draw_fig4(data: xr.Dataset) -> Picture:
     """One panel a rank: six seeds over the levels L(M_m)."""
     ranks = data["rank"].values.tolist()
     with style():
-        figure = Figure(figsize=(2 * COLUMN, 1.25 * COLUMN))
+        figure = Picture(figsize=(2 * COLUMN, 1.25 * COLUMN))
         panels = figure.subplots(2, 2, sharey=True, sharex=True)
         for i, (axes, rank) in enumerate(zip(panels.flat, ranks, strict=True)):
             _staircases(axes, data.sel(rank=rank), rank, float(data["clock"].max()), i == 0)
@@ -63,12 +63,12 @@ def _staircases(axes: Axes, runs: xr.Dataset, rank: int, end: float, first: bool
     plot_levels(axes, levels, which=long, **_LONG)
 
 
-def draw_fig8(data: xr.Dataset) -> Figure:
+def draw_fig8(data: xr.Dataset) -> Picture:
     """Loss (top) and value weights (bottom) of one run for each rank, prediction dashed."""
     ranks = data["rank"].values.tolist()
     window = float(data.attrs["paper_window"])
     with style():
-        figure = Figure(figsize=(2 * COLUMN, 1.15 * COLUMN))
+        figure = Picture(figsize=(2 * COLUMN, 1.15 * COLUMN))
         panels = figure.subplots(2, len(ranks), sharex=True, sharey="row")
         for column, rank in enumerate(ranks):
             run = data.sel(rank=rank).isel(seed=0)

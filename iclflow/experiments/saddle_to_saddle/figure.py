@@ -5,13 +5,13 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from iclflow.plots.losses import plot_levels
-from iclflow.plots.style import BENEATH, COLOURS, COLUMN, HEAT, TIME, Figure, style, theory_of
+from iclflow.plots.style import BENEATH, COLOURS, COLUMN, HEAT, TIME, Picture, style, theory_of
 
 
-def draw_fig3(data: xr.Dataset) -> Figure:
+def draw_fig3(data: xr.Dataset) -> Picture:
     """(a) six seeds, the paper's window and the whole run; (b) value weights; (c) keys."""
     with style():
-        figure = Figure(figsize=(2.08 * COLUMN, 1.62 * COLUMN))
+        figure = Picture(figsize=(2.08 * COLUMN, 1.62 * COLUMN))
         top, bottom = np.ravel(figure.subfigures(2, 1, squeeze=False, height_ratios=(1, 0.62)))
         panels = top.subplots(1, 3, width_ratios=(1.0, 1.0, 1.0))
         window = 2 * data.attrs["rate"] * data.attrs["window"]
@@ -31,12 +31,12 @@ def draw_fig3(data: xr.Dataset) -> Figure:
     return figure
 
 
-def draw_cover(data: xr.Dataset) -> Figure:
+def draw_cover(data: xr.Dataset) -> Picture:
     """The losses of every seed alone, each plateau named by what the model uses on it."""
     last = data.sizes["level"] - 1
     names = ["nothing", "component 1", *(f"components 1–{m}" for m in range(2, last))]
     with style():
-        figure = Figure(figsize=(2.08 * COLUMN, 0.62 * COLUMN))
+        figure = Picture(figsize=(2.08 * COLUMN, 0.62 * COLUMN))
         axes = plot_staircase(figure.subplots(), data)
         axes.set_xscale("log")
         axes.set_xlim(0.4 * float(data["drop_time"].min()), float(data["time"][-1]))
@@ -134,10 +134,10 @@ def plot_keys(figure, data: xr.Dataset) -> None:
     figure.colorbar(image, ax=list(panels), shrink=0.8, pad=0.01, label="key weight")
 
 
-def draw_fig7(data: xr.Dataset) -> Figure:
+def draw_fig7(data: xr.Dataset) -> Picture:
     """Fig. 7: the times t_1 … t_D on one run, and the durations against two predictions."""
     with style():
-        figure = Figure(figsize=(2.08 * COLUMN, 0.78 * COLUMN))
+        figure = Picture(figsize=(2.08 * COLUMN, 0.78 * COLUMN))
         left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
         _marked_run(left, data)
         _durations(right, data)

@@ -56,7 +56,7 @@ TOO_LONG = "a drop took longer than it was followed for"
 
 
 @dataclasses.dataclass(frozen=True)
-class Drop:
+class HeadDrop:
     """One drop of the loss, made by one head. Times are t/τ."""
 
     head: int
@@ -87,7 +87,7 @@ class AbstractLeg(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Plateau(AbstractLeg):
+class PlateauLeg(AbstractLeg):
     """Escaped heads rest and dormant heads have their closed form."""
 
     start: float
@@ -113,7 +113,7 @@ class Plateau(AbstractLeg):
 
 
 @dataclasses.dataclass(frozen=True)
-class Descent(AbstractLeg):
+class DropLeg(AbstractLeg):
     """All heads follow the flow down one or more drops."""
 
     start: float
@@ -211,7 +211,7 @@ class _Follower:
         self.opening = Opening.of(self.flow, self.state, self.awake)
         self.floor = AWAKE * self.opening.size
         self.legs: list[AbstractLeg] = []
-        self.drops: list[Drop] = []
+        self.drops: list[HeadDrop] = []
         self.levels = [source.power]
         self.ended = ""
 
@@ -235,7 +235,7 @@ class _Follower:
             return None
         winner, unit = int(np.argmin(times)), self.opening.unit
         stop = self.now + max(0.0, float(times[winner]) - LEAD * unit)
-        leg = Plateau(
+        leg = PlateauLeg(
             self.now, stop, self.flow, self.state, dormant, asleep,
             self.opening.left, self.opening.right,
         )  # fmt: skip
@@ -251,7 +251,7 @@ class _Follower:
         times, states, pieces, rest = _follow(self.flow, self.state, search)
         begin, self.now = self.now, self.now + times[-1]
         course = scipy.integrate.OdeSolution(np.asarray(times), pieces)
-        self.legs.append(Descent(begin, self.now, course))
+        self.legs.append(DropLeg(begin, self.now, course))
         before, opening, floor = self.awake, self.opening, self.floor
         if rest is None:
             self.ended, self.state = TOO_LONG, states[-1]
@@ -335,14 +335,14 @@ class _Follower:
         before: Bool[np.ndarray, " H"],
         opening: Opening,
         escape: _Escape,
-    ) -> Drop:
+    ) -> HeadDrop:
         """A drop of the last leg, made by the head that moves most in the middle of it."""
         head = int(np.argmax(self.flow.speeds(state)))
         sign = float(np.sign(self.flow.split(self.state)[0][head]))
         others = [drop.head for drop in self.drops]
         if before[head] or head in others:
             value = abs(float(self.flow.split(state)[0][head]))
-            return Drop(head, time, np.inf, sign, 0.0, 0.0, value, np.inf, opening.unit)
+            return HeadDrop(head, time, np.inf, sign, 0.0, 0.0, value, np.inf, opening.unit)
         if head != escape.head:  # a further one that escapes in the same leg
             asleep = ~(before | np.isin(np.arange(self.flow.heads), others))
             opening = Opening.of(self.flow, state, ~asleep)
@@ -350,7 +350,7 @@ class _Follower:
             dormant = opening.dormant(self.flow, self.states(np.asarray([begin]))[0], asleep)
             own = int(np.flatnonzero(np.flatnonzero(asleep) == head)[0])
             escape = _escape(dormant, dormant, own, head, begin, opening)
-        return Drop(
+        return HeadDrop(
             head, time, max(escape.blow_up, time + opening.unit), sign, float(opening.gains[0]),
             escape.misalignment, escape.value, escape.margin, opening.unit,
         )  # fmt: skip
@@ -586,7 +586,7 @@ class Staircase:
     condition: Float[np.ndarray, " n"]  # relative change of the time per relative change of weights
     paper_durations: Float[np.ndarray, " n"]  # (68)(73): 1/(g |v|); NaN inside a head: no formula
     ended: str  # why there are no more drops
-    drops: tuple[Drop, ...]
+    drops: tuple[HeadDrop, ...]
     run: _Follower
 
     @property
