@@ -20,8 +20,11 @@ export function linearAttention(shape, loss, start, fast = true) {
   return {
     weights,
     loss: () => {
-      effective(shape, weights, M);
-      residual(loss, M, A);
+      if (compiled) compiled.weigh();
+      else {
+        effective(shape, weights, M);
+        residual(loss, M, A);
+      }
       return lossOf(loss, M, A);
     },
     descend: (clock, count) => {

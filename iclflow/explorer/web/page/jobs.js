@@ -34,7 +34,7 @@ const TESTS = [
 ];
 const SAVES = 240; // evenly in the logarithm of time, and besides wherever the loss moves
 const MOVED = 1 / 250; // of E[y²]
-const BEYOND = 2; // times the last predicted drop: the end of a run that was given none
+const BEYOND = 1.3; // times the last predicted drop: the end of a run that was given none, as in the library
 const BEYOND_FIRST = 8; // times the first drop, where only that one is predicted
 const UNPREDICTED_STEPS = 10001;
 const LONGEST = 250000; // steps that the page takes unasked
@@ -101,6 +101,7 @@ export function theoryOf(settings, index, quick = false) {
 /** About how many nanoseconds a run takes. @type {(setup: Setup) => number} */
 export function cost({ settings, modes, shape, steps }) {
   if (settings.sequences) return Infinity;
+  if (shape.kind === "separate" && !shape.full) return steps * (30 + 0.55 * shape.heads * shape.rank * shape.size ** 2); // compiled
   if (modes.moments) return steps * (2 * modes.moments.values.length + 20 * shape.heads * shape.rank * shape.size ** 3);
   return steps * (100 + 2 * shape.heads * shape.rank * shape.size ** 2);
 }

@@ -77,7 +77,12 @@ export async function saveCard(sheet, address) {
   pen.font = `600 40px ${style.getPropertyValue("--serif")}`;
   pen.fillText(document.querySelector("h1")?.textContent ?? "", 48, 74, CARD.width - 96);
   pen.font = `24px ${style.getPropertyValue("--serif")}`;
-  pen.fillText("Solid: training. Dashed: computed before it began, from the initial weights.", 48, 116, CARD.width - 96);
+  pen.fillText(
+    "Solid: training. Dashed: computed before it began, from the initial weights.",
+    48,
+    116,
+    CARD.width - 96,
+  );
   const fit = Math.min((CARD.width - 96) / width, (CARD.height - 200) / height);
   pen.drawImage(image, (CARD.width - fit * width) / 2, 138, fit * width, fit * height);
   pen.fillStyle = soft;

@@ -58,7 +58,8 @@ export class Story {
     byId("story-next").addEventListener("click", () => this.go(this.at + 1));
     byId("story-skip").addEventListener("click", () => this.end());
     document.addEventListener("keydown", (event) => {
-      if (this.at < 0 || /** @type {HTMLElement} */ (event.target).closest("input, select, [role=slider], dialog")) return;
+      if (this.at < 0 || /** @type {HTMLElement} */ (event.target).closest("input, select, [role=slider], dialog"))
+        return;
       if (event.key === "ArrowRight") this.go(this.at + 1);
       else if (event.key === "ArrowLeft") this.go(this.at - 1);
       else if (event.key === "Escape") this.end();

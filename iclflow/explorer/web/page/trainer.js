@@ -24,7 +24,7 @@ import { seenDrops } from "../theory/seen.js";
 
 const QUICK = 2e7; // ns: a run in front that takes longer goes to a worker
 const PATIENCE = 600; // ms that a run in front is waited for before newer settings replace it
-const PAUSE = 120; // ms without a change before the runs behind are trained
+const PAUSE = 150; // ms without a change before the runs behind are trained
 
 export class Trainer {
   /** @param {(what: "front" | "others") => void} changed called when there is something new to show */
@@ -39,6 +39,7 @@ export class Trainer {
     /** @type {Map<number, Run>} */ this.runs = new Map();
     /** @type {number[][]} */ this.cloud = [];
     /** @type {Worker[]} */ this.workers = [];
+    this.behind = false; // whether the workers behind may be at work
   }
 
   /** Train with these settings in the next frame. @param {Settings} settings */
@@ -53,6 +54,7 @@ export class Trainer {
     this.next = null;
     this.id++;
     this.begun = performance.now();
+    this.#dismiss();
     const setup = plan(settings);
     this.setup = setup;
     this.cloud = [];
@@ -87,10 +89,19 @@ export class Trainer {
     return this.setup ? this.runs.get(this.setup.settings.front) : undefined;
   }
 
-  /** Worker 0 trains the run in front and nothing else: the others may be deep in a theory that nobody waits for any more. @param {number} n the worker @param {number[]} runs @param {number[]} starts @param {boolean} refine */
+  /** End the workers behind: they may be deep in a theory that nobody waits for any more, and the run in front needs the cores. */
+  #dismiss() {
+    if (!this.behind) return;
+    this.behind = false;
+    for (const worker of this.workers.splice(1)) worker.terminate();
+  }
+
+  /** Worker 0 trains the run in front and nothing else. @param {number} n the worker @param {number[]} runs @param {number[]} starts @param {boolean} refine */
   #post(n, runs, starts, refine = false) {
     const { settings, rate, steps } = /** @type {Setup} */ (this.setup);
-    const count = 1 + Math.max(1, Math.min(4, navigator.hardwareConcurrency || 2));
+    const most = 1 + Math.max(1, Math.min(4, (navigator.hardwareConcurrency || 2) - 1)); // a core is the page's own
+    const count = n > 0 ? most : 1; // those behind are started when they are needed
+    if (n > 0) this.behind = true;
     while (this.workers.length < count) this.workers.push(startWorker((message) => this.#receive(message)));
     this.workers[n].postMessage({ id: this.id, settings, runs, starts, refine, rate, steps });
   }
@@ -151,7 +162,7 @@ export class Trainer {
     const others = Array.from({ length: seeds }, (_, i) => i).filter((i) => i !== front);
     const starts = Array.from({ length: cloud }, (_, i) => i);
     if (!others.length && !starts.length) return;
-    this.#post(0, [], []); // starts the workers
+    this.#post(1, [], []); // starts the workers
     const behind = this.workers.length - 1;
     const share = (/** @type {number[]} */ list, /** @type {number} */ n) => list.filter((_, i) => i % behind === n);
     for (let n = 0; n < behind; n++) this.#post(n + 1, share(others, n), share(starts, n));

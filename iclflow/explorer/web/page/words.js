@@ -17,7 +17,10 @@ export function cursorWords({ front, index }, now) {
   slider.value = String(at);
   const [verb, name] = now ? doing(now.m, front.setup) : ["", ""];
   const step = Math.round(front.times[at] / (2 * front.setup.rate));
-  slider.setAttribute("aria-valuetext", `time ${number(front.times[at])}, loss ${number(front.losses[at])}, ${verb} ${name}`);
+  slider.setAttribute(
+    "aria-valuetext",
+    `time ${number(front.times[at])}, loss ${number(front.losses[at])}, ${verb} ${name}`,
+  );
   byId("readout").replaceChildren(
     `t/τ ${number(front.times[at])} · step ${number(step, 6)} · loss `,
     html("b", {}, front.losses[at].toFixed(3)),

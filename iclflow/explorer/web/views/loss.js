@@ -2,7 +2,18 @@
 
 import { freshId, keep, line, number, scale, set, svg, ticks } from "./svg.js";
 import { dropLevels } from "../theory/seen.js";
-import { LEFT, algorithm, clockName, colour, component, count, shortly, termOf, textColour, timeScale } from "./context.js";
+import {
+  LEFT,
+  algorithm,
+  clockName,
+  colour,
+  component,
+  count,
+  shortly,
+  termOf,
+  textColour,
+  timeScale,
+} from "./context.js";
 
 /** @typedef {import("./context.js").Context} Context */
 
