@@ -26,12 +26,19 @@ MP4 needs ffmpeg: the system's, or the extra iclflow[video].
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The run, and the film."""
     parser.add_argument("run", type=Path, metavar="RUN.nc", help="a run that recorded weights")
-    parser.add_argument("--out", type=Path, metavar="FILE", help=".mp4 or .gif (beside the run)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="the video, .mp4 or .gif (beside the run)"
+    )
     parser.add_argument("--seed", type=seed, help="which run, where the file has several")
     parser.add_argument(
-        "--seconds", type=typed(float, above=0, most=600), default=10.0, help="length (10)"
+        "--seconds",
+        type=typed(float, above=0, most=600),
+        default=10.0,
+        help="length of the video (10)",
     )
-    parser.add_argument("--fps", type=typed(int, least=1, most=120), help="30; 15 for a GIF")
+    parser.add_argument(
+        "--fps", type=typed(int, least=1, most=120), help="pictures per second (30; 15 for a GIF)"
+    )
     add_force(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 

@@ -24,12 +24,14 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How much is measured, and where it goes."""
-    parser.add_argument("--quick", action="store_true", help="fewer and smaller, in a minute")
-    parser.add_argument("--single", action="store_true", help="in single precision")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer and smaller runs, in about a minute"
+    )
+    parser.add_argument("--single", action="store_true", help="measure in single precision")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="write the measurement")
     parser.add_argument(
         "--from", dest="files", type=Path, nargs="+", default=[], metavar="FILE.json",
-        help="show these, measured before, instead",
+        help="show earlier measurements instead",
     )  # fmt: skip
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw speeds and exponents")
     parser.add_argument(

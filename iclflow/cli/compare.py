@@ -24,7 +24,9 @@ exit code 1 where it is more.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The file and the kind of report."""
     parser.add_argument("file", type=Path, metavar="FILE.npz", help="the recorded run")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw one over the other")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="draw both runs, one over the other"
+    )
     add_force(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 

@@ -26,10 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sizes = parser.add_argument_group("model")
     sizes.add_argument("--model", choices=("separate", "merged"), default="separate")
     sizes.add_argument("--heads", type=positive, default=5, metavar="H")
-    sizes.add_argument("--rank", type=positive, default=1, metavar="R", help="(1)")
-    sizes.add_argument("--dim", type=positive, default=4, metavar="D", help="of the inputs (4)")
     sizes.add_argument(
-        "--context", type=positive, default=31, metavar="N", help="pairs, without the query (31)"
+        "--rank", type=positive, default=1, metavar="R", help="rank of keys and queries (1)"
+    )
+    sizes.add_argument("--dim", type=positive, default=4, metavar="D", help="number of inputs (4)")
+    sizes.add_argument(
+        "--context",
+        type=positive,
+        default=31,
+        metavar="N",
+        help="labelled pairs, without the query (31)",
     )
     said = parser.add_argument_group("as a code says it")
     names = ("iclflow", "published", "published-newest", "torch", "entries")
@@ -39,10 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "figures were made, or now), multiples of torch.nn.Linear's default, or the standard "
         "deviation of every entry",
     )  # fmt: skip
-    said.add_argument("--rate", type=above_zero, default=0.1, help="of gradient descent (0.1)")
+    said.add_argument(
+        "--rate", type=above_zero, default=0.1, help="learning rate of gradient descent (0.1)"
+    )
     said.add_argument(
         "--scale", "--init", dest="scale", type=typed(float, least=0), metavar="W",
-        help="init (0.01; torch: 1)",
+        help="init scale (0.01; torch: 1)",
     )  # fmt: skip
     said.add_argument(
         "--normaliser", choices=("pairs", "tokens", "context", "none"),
@@ -50,11 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     said.add_argument(
         "--loss-factor", type=above_zero, default=1.0, metavar="C",
-        help="C of the loss C E(y - y')^2; 0.5 in much code (1)",
+        help="factor C of the loss C E(y - y')^2, often 0.5 (1)",
     )  # fmt: skip
     ends = said.add_mutually_exclusive_group()
-    ends.add_argument("--steps", type=positive, help="a number of steps, as t/tau")
-    ends.add_argument("--time", type=above_zero, help="a time t/tau, in steps")
+    ends.add_argument("--steps", type=positive, help="give this number of steps as t/tau")
+    ends.add_argument("--time", type=above_zero, help="give this time t/tau in steps")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 

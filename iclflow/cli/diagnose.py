@@ -49,44 +49,61 @@ THEORY = {name: None for name, (_, about) in FIELDS.items() if about.group in (T
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to read; then the options of each kind."""
-    parser.add_argument("paths", nargs="*", metavar="PATH", help="run, curve, or checkpoints")
-    parser.add_argument("--out", type=Path, metavar="FILE.nc", help="write the measures")
+    parser.add_argument(
+        "paths", nargs="*", metavar="PATH", help="a saved run, a log of losses, or checkpoints"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE.nc", help="write what was found")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the figure")
     parser.add_argument("--clock", choices=("log", "linear"), default="log",
-                        help="in which plateaus are long (log)")  # fmt: skip
+                        help="the clock on which plateaus are long (log)")  # fmt: skip
     add_force(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     run = parser.add_argument_group("a run")
-    run.add_argument("--seed", type=seed, help="only this run of the file; starts of a curve")
+    run.add_argument("--seed", type=seed, help="which run of the file; for a curve, the first seed")
     run.add_argument("--samples", type=positive, metavar="P",
-                     help="prompts sampled for algorithms not known by moments (2000)")  # fmt: skip
-    run.add_argument("--test-context", type=positive, metavar="N", help="compare at another N")
-    run.add_argument("--test-spectrum", type=floats, help="compare on other eigenvalues")
-    run.add_argument("--test-scale", type=above_zero, help="on x times this")
+                     help="prompts to sample where moments do not suffice (2000)")  # fmt: skip
+    run.add_argument(
+        "--test-context",
+        type=positive,
+        metavar="N",
+        help="compare with the algorithms at another context length",
+    )
+    run.add_argument("--test-spectrum", type=floats, help="compare on inputs of other variances")
+    run.add_argument("--test-scale", type=above_zero, help="compare on inputs times this factor")
     series = parser.add_argument_group("checkpoints")
-    series.add_argument("--hf", metavar="OWNER/MODEL", help="of the Hugging Face Hub")
-    series.add_argument("--revisions", type=names, help="of --hf, e.g. step0,step512")
-    series.add_argument("--measures", type=names, help="e.g. norm,effective_rank,stable_rank")
-    series.add_argument("--subspace", type=positive, help="dimension (8)")
-    series.add_argument("--stack", help="which layers, where there are several stacks: encoder")
-    series.add_argument("--log", help="of the losses, if it is not in the folder")
-    series.add_argument("--show", help="the measure to draw (the first)")
+    series.add_argument("--hf", metavar="OWNER/MODEL", help="checkpoints of the Hugging Face Hub")
+    series.add_argument("--revisions", type=names, help="which of them, e.g. step0,step512")
+    series.add_argument(
+        "--measures", type=names, help="what to measure, e.g. norm,effective_rank,stable_rank"
+    )
+    series.add_argument("--subspace", type=positive, help="dimension of the subspaces (8)")
+    series.add_argument(
+        "--stack", help="which stack of layers, where there are several, e.g. encoder"
+    )
+    series.add_argument("--log", help="log of the losses, if it is not in the folder")
+    series.add_argument("--show", help="the measure to draw (the first one)")
     series.add_argument("--keep-going", action="store_const", const=True,
-                        help="leave out broken checkpoints (then exit code 1)")  # fmt: skip
+                        help="leave out checkpoints that cannot be read (exit code 1)")  # fmt: skip
     curve = parser.add_argument_group("a loss curve")
-    curve.add_argument("--column", help="the loss among the columns or tags of a log")
-    curve.add_argument("--rate", type=above_zero, help="learning rate")
-    curve.add_argument("--starts", type=typed(int, least=1, most=4096), help="drawn starts (32)")
+    curve.add_argument("--column", help="which column or tag of the log is the loss")
+    curve.add_argument("--rate", type=above_zero, help="learning rate of the run")
+    curve.add_argument(
+        "--starts",
+        type=typed(int, least=1, most=4096),
+        help="number of drawn starts behind the forecast (32)",
+    )
     curve.add_argument("--convention", choices=("iclflow", "published"),
-                       help="whose rate and scale these are (published: no 1/N)")  # fmt: skip
+                       help="conventions of rate and scale (published: no 1/N)")  # fmt: skip
     curve.add_argument("--floor", type=typed(float),
                        help="loss to subtract, such as the target noise")  # fmt: skip
     context = parser.add_argument_group("a loss curve: which drop is in-context learning")
     context.add_argument("--early", metavar="COLUMN", help="the loss early in the context")
     context.add_argument("--late", metavar="COLUMN", help="the loss late in the context")
     context.add_argument("--positions", metavar="PATTERN",
-                         help="columns of losses by position, as 'loss_*'")  # fmt: skip
-    context.add_argument("--metrics", type=names, help="columns to draw below, as induction")
+                         help="columns of losses by position, e.g. 'loss_*'")  # fmt: skip
+    context.add_argument(
+        "--metrics", type=names, help="columns to draw below the loss, e.g. induction"
+    )
     context.add_argument("--scores", metavar="PATH",
                          help="checkpoints whose induction scores are drawn below")  # fmt: skip
     add_settings(parser, TASK, MODEL)

@@ -27,7 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", type=Path, metavar="run.nc", help="runs to show")
     add_settings(parser, TASK, MODEL, DATA, DYNAMICS, RUNS)
     out = parser.add_argument_group("input and output")
-    out.add_argument("--from", dest="file", metavar="FILE", help="TOML or run.nc; options win")
+    out.add_argument(
+        "--from",
+        dest="file",
+        metavar="FILE",
+        help="settings of a TOML file or a saved run; options win",
+    )
     out.add_argument("--out", type=Path, metavar="page.html", help="the page; else a temporary one")
     out.add_argument("--no-browser", action="store_true", help="write the page, open nothing")
     add_force(out)

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 EXIT = {signal.SIGINT: 130, signal.SIGTERM: 143}  # 128 + the signal, as shells have it
 AGAIN = 0.02  # seconds until an interrupt that came at a bad moment is tried once more
-# Who swallows what is raised in them: imports, and JAX's search for devices; or leaves a process
-# that it starts without what it is to do.
+# Code in which a `KeyboardInterrupt` would be swallowed (imports, JAX's search for devices), or
+# would leave a process that is being started without its task.
 DEAF = (
     "<frozen importlib._bootstrap>",
     "jax/_src/xla_bridge.py",

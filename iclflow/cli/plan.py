@@ -24,12 +24,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The task and model options of `simulate`, and the budget."""
     add_settings(parser, TASK, MODEL, only=("prompts", "rate", "steps", "seed", "eigen_seed"))
     more = parser.add_argument_group("plan")
-    more.add_argument("--from", dest="file", metavar="FILE", help="TOML or run.nc; options win")
+    more.add_argument(
+        "--from",
+        dest="file",
+        metavar="FILE",
+        help="settings of a TOML file or a saved run; options win",
+    )
     more.add_argument(
         "--probability", type=typed(float, above=0, most=0.999), default=0.9, metavar="P",
-        help="that the last drop should come in time (0.9)",
+        help="wanted probability that the last drop comes in time (0.9)",
     )  # fmt: skip
-    more.add_argument("--check", action="store_true", help="simulate 200 runs beside it")
+    more.add_argument("--check", action="store_true", help="simulate 200 runs to check the answer")
     more.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--statistic", metavar="NAME",
         help=f"what a map shows of the runs of a square: {', '.join(STATISTICS)} (median)",
     )  # fmt: skip
-    parser.add_argument("--color", metavar="NAME", help="an axis that has a colour a value")
+    parser.add_argument("--color", metavar="NAME", help="an axis with one colour per value")
     parser.add_argument(
         "--fit", metavar="LAW", nargs="?", const="power",
         help="fit the times --y against --x: power (T ~ x^b) or logarithm (T = a + b ln x)",

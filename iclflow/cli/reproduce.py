@@ -38,12 +38,17 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The figures, and where they go."""
     parser.add_argument(
-        "figures", nargs="*", metavar="FIGURE", help="names, all (default), or nonlinear"
+        "figures", nargs="*", metavar="FIGURE", help="names of figures, all (default), or nonlinear"
     )
     parser.add_argument(
-        "--out", type=folder, metavar="DIR", help="default: report, or report-quick with --quick"
+        "--out",
+        type=folder,
+        metavar="DIR",
+        help="folder of the report (report, or report-quick with --quick)",
     )
-    parser.add_argument("--quick", action="store_true", help="smaller: fewer sequences and seeds")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer sequences, seeds and steps: a check in minutes"
+    )
     parser.add_argument(
         "--jobs",
         type=typed(int, least=1, most=1024),

@@ -45,9 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The fields of `iclflow.study.settings.Settings`, and what becomes of the result."""
     add_settings(parser, TASK, MODEL, DATA, DYNAMICS, RUNS)
     out = parser.add_argument_group("input and output")
-    out.add_argument("--from", dest="file", metavar="FILE", help="TOML or run.nc; options win")
+    out.add_argument(
+        "--from",
+        dest="file",
+        metavar="FILE",
+        help="settings of a TOML file or a saved run; options win",
+    )
     out.add_argument("--out", type=Path, metavar="FILE.nc", help="write the runs as NetCDF")
-    out.add_argument("--plot", type=Path, metavar="FILE.png", help="draw loss and theory")
+    out.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the loss and the theory")
     add_force(out)
     out.add_argument(
         "--theory", action="store_true", help="predict the drop times too (--plot does)"

@@ -51,14 +51,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--example", metavar="NAME", help="a design that ships: " + ", ".join(shipped())
     )
-    parser.add_argument("--out", type=Path, metavar="FILE.zarr", help="the store")
-    parser.add_argument("--dry-run", action="store_true", help="only say what it would take")
     parser.add_argument(
-        "--block", type=positive, metavar="CELLS", help="trained together (what fits)"
+        "--out", type=Path, metavar="FILE.zarr", help="the store that the runs go into"
     )
-    parser.add_argument("--workers", type=positive, metavar="N", help="processes here (Dask)")
+    parser.add_argument("--dry-run", action="store_true", help="only say what the sweep would take")
     parser.add_argument(
-        "--scheduler", metavar="ADDRESS", help="of a Dask cluster, or its scheduler file"
+        "--block",
+        type=positive,
+        metavar="CELLS",
+        help="how many cells are trained together (as many as fit)",
+    )
+    parser.add_argument(
+        "--workers", type=positive, metavar="N", help="number of worker processes here (Dask)"
+    )
+    parser.add_argument(
+        "--scheduler", metavar="ADDRESS", help="a Dask cluster, or its scheduler file"
     )
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="the picture of an example")
     add_force(parser)

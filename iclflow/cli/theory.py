@@ -34,11 +34,22 @@ ROUNDING = 1e-12  # of the loss at zero: a smaller standard error is none
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The task and model options of `simulate`."""
-    add_settings(parser, TASK, MODEL, only=("prompts", "seed", "eigen_seed", "rate"))
+    add_settings(parser, TASK, MODEL, only=("prompts", "seed", "eigen_seed"))
     add_linear_transformer(parser)
+    start = parser.add_argument_group("dynamics")
+    start.add_argument(
+        "--rate", type=above_zero, help="learning rate: the drops are given in steps too"
+    )
     out = parser.add_argument_group("output")
-    out.add_argument("--from", dest="file", metavar="FILE", help="TOML or run.nc; options win")
-    out.add_argument("--plot", type=Path, metavar="FILE.png", help="draw levels and staircase")
+    out.add_argument(
+        "--from",
+        dest="file",
+        metavar="FILE",
+        help="settings of a TOML file or a saved run; options win",
+    )
+    out.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="draw the levels and the predicted staircase"
+    )
     add_force(out)
     out.add_argument(
         "--verbose", action="store_true",
@@ -417,11 +428,14 @@ def add_linear_transformer(parser: argparse.ArgumentParser) -> None:
     """Options that only the linear transformer has."""
     group = parser.add_argument_group("linear-transformer")
     group.add_argument(
-        "--query-init", type=typed(float), metavar="Q", help="q1 = Q * I (default: as p2, --scale)"
+        "--query-init",
+        type=typed(float),
+        metavar="Q",
+        help="start of the second weights, q1 = Q * I (default: --scale)",
     )
     group.add_argument(
         "--epoch-rate", type=above_zero, metavar="ETA_P",
-        help="rate times tasks an epoch; times are then epochs (default 1: times t/tau)",
+        help="rate times tasks per epoch; times are then epochs (default 1: t/tau)",
     )  # fmt: skip
 
 

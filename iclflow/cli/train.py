@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--show", action="store_true", help="open a window, where there is one")
     output.add_argument("--track_value", action="store_true", help="value weights in text and PNG")
     output.add_argument(
-        "--out", type=Path, default=Path(), metavar="FOLDER", help="for the files (this folder)"
+        "--out", type=Path, default=Path(), metavar="FOLDER", help="folder for the files (this one)"
     )
     output.add_argument("--force", action="store_true", help="train a finished run anew")
     output.add_argument("--json", action="store_true", help="one JSON object on stdout")

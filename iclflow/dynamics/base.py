@@ -17,12 +17,13 @@ Recorder = Callable[[AbstractModel, AbstractLoss], PyTree[Array]]
 
 
 class AbstractDynamics(Displayed):
-    """A method of training. It knows no length: the end of a run belongs to the problem.
+    """How to train. For how long is not its affair: `until` says when a run ends.
 
     Time is counted in *marks*: whole steps for descent, t/τ for a flow.
     """
 
-    # Fields of the state that all runs of a batch share, so that a loop needs no test a run.
+    # Fields of the state that all runs of a batch share, so that the loop over steps needs no
+    # per-run condition.
     shared: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod

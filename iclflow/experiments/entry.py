@@ -82,7 +82,7 @@ class Source:
 class Live:
     """Runs behind a figure that a report shows live, by the names of variables of the data.
 
-    What has no name is left out; so is a theory that the data have not, as in a quick form.
+    What has no name is left out; so is a theory that the data do not have, as in a quick form.
 
     - `loss`: [run, time], or [time] of a single run.
     - `theory`: the same by theory; [time] belongs to the first run, and with a `theory_time` of its

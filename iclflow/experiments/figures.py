@@ -165,7 +165,7 @@ IN_WEIGHT = (
         _in_weight_source_fig10, _in_weight.figure.draw_fig10,
         caption="""Training loss, in-context and in-weight test loss for {portions} of fixed
         sequences, from {from} to {to}.""",
-        alt="""Six panels, one a portion, with three loss curves each.""",
+        alt="""Six panels, one per portion, with three loss curves each.""",
         live=(_in_weight_live,),
         words=_WORDS.portions,
     ),
@@ -356,8 +356,9 @@ LINEAR_TRANSFORMER = (
         and their difference stays. Right: the paper's theory conserves p² - q² of every mode; in
         the exact flow it drifts, in a time of order N, until p/q is proportional to √s. Grey line:
         the end of the simulation.""",
-        alt="""Left: four rising curves, one a mode, with theory on top. Middle: two mirrored curves
-        and their flat sum. Right: four curves that start at zero and separate at long times.""",
+        alt="""Left: four rising curves, one per mode, with theory on top. Middle: two mirrored
+        curves and their flat sum. Right: four curves that start at zero and separate at long
+        times.""",
         live=(
             Live(
                 "loss", time="epoch", clock="epochs", lines="a", lines_theory="a_exact",

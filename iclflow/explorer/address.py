@@ -26,7 +26,7 @@ INSTEAD = "iclflow simulate --plot draws it"
 
 
 def address(given: Mapping[str, Any]) -> str:
-    """The part after # of a page with these settings; `ValueError` for what the page has not."""
+    """The part after # of a page with these settings; refuses what the page does not support."""
     settings = require_page(Settings(**from_names(given, "the settings")))
     fields = {name: getattr(settings, name) for name in (*BOUNDS, "model", "rotate")}
     fields["spectrum"] = tuple(settings.task().spectrum.tolist())

@@ -1,4 +1,4 @@
-"""Measured speeds: runs·steps a second by training and engine, and how costs grow."""
+"""Measured speeds: runs·steps per second by training and engine, and how costs grow."""
 
 import datetime
 from typing import Any
@@ -15,7 +15,7 @@ ENGINES = {"vmap": "-", "fused": "--", "literal": ":"}
 
 
 def bench_figure(measured: list[dict[str, Any]]) -> Figure:
-    """Speeds beside exponents, a colour a machine; what `iclflow bench --out` wrote."""
+    """Speeds beside exponents, one colour per machine; what `iclflow bench --out` wrote."""
     rows = max(len(_names(measured, "rows", _training)), len(_names(measured, "exponents", _line)))
     with style():
         figure = Figure(figsize=(2.08 * COLUMN, 0.7 + 0.27 * rows))
@@ -28,7 +28,7 @@ def bench_figure(measured: list[dict[str, Any]]) -> Figure:
 
 
 def plot_speeds(axes: Axes, measured: list[dict[str, Any]]) -> Axes:
-    """One line a training and engine: runs·steps a second, and the share of the peak."""
+    """One line per training and engine: runs·steps per second, and the share of the peak."""
     names = _names(measured, "rows", _training)
     for number, found in enumerate(measured):
         for row in found["rows"]:
@@ -40,7 +40,7 @@ def plot_speeds(axes: Axes, measured: list[dict[str, Any]]) -> Axes:
             axes.annotate(share, (row["steps_per_second"], place), fontsize=5, **where)
         axes.plot([], [], linewidth=4, color=_colour(number), label=_machine(found["machine"]))
     axes.plot([], [], label="operations counted", **COUNTED)
-    axes.set(xscale="log", xlabel="runs · steps a second (share of the peak)")
+    axes.set(xscale="log", xlabel="runs · steps per second (share of the peak)")
     axes.set_xmargin(0.1)
     return _listed(axes, names)
 
@@ -81,7 +81,7 @@ def history_figure(measured: list[dict[str, Any]]) -> Figure:
             shown = (level, "literal") if level == levels[-1] else (level,)
             _plot_history(column[0], measured, "steps_per_second", shown, models)
             _plot_history(column[1], measured, "over_literal", (level,), models)
-        panels[0, 0].set_ylabel("runs · steps a second")
+        panels[0, 0].set_ylabel("runs · steps per second")
         panels[1, 0].set_ylabel("multiple of the literal speed")
         for number, model in enumerate(models):
             panels[0, 0].plot([], [], linewidth=4, color=_colour(number), label=model)

@@ -57,7 +57,7 @@ def write_text(path: Path | str, text: str) -> Path:
 
 
 def _sweep(path: Path) -> None:
-    """Remove what programs of this machine that are no more began to write."""
+    """Delete partial files left by processes of this machine that no longer exist."""
     if os.name != "posix":  # where signal 0 does not ask but kill
         return
     ours = f".{path.stem}.{platform.node()}-"

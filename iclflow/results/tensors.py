@@ -41,7 +41,8 @@ def write_tensors(
 ) -> Path:
     """Write named arrays, and words about them.
 
-    The same arrays make the same bytes, with one word at most: the format does not order them.
+    The output is deterministic, except for the order of several metadata entries, which the format
+    leaves open.
     """
     from safetensors.numpy import save
 

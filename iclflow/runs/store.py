@@ -134,8 +134,8 @@ def _in_order(axis: Axis, first: list[Any], path: Path) -> list[int]:
     missing = [row for row in first if row not in rows]
     if missing:
         raise ValueError(
-            f"{path} has cells at {axis.name} = {missing[0]}, which this design has not; values "
-            f"can be added only: choose another name or move it away"
+            f"{path} has cells at {axis.name} = {missing[0]}, which this design does not have; "
+            f"values can be added only: choose another name or move it away"
         )
     order = [rows.index(row) for row in first]
     return [*order, *(i for i in range(len(rows)) if i not in set(order))]

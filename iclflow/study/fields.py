@@ -52,60 +52,72 @@ class Fields:
     spectrum: tuple[float, ...] | str = option(
         (0.4, 0.3, 0.2, 0.1),
         TASK,
-        "eigenvalues, or white, linear, power:ALPHA",
+        "variances of the inputs; or white, linear, power:ALPHA with --dim",
         metavar="LIST",
         page=(0.005, 2),
     )
-    dim: int | None = option(None, TASK, "for a named spectrum", metavar="D", least=1)
-    trace: float | None = option(None, TASK, "of the covariance (named: 1)", above=0)
+    dim: int | None = option(
+        None, TASK, "number of inputs, of a named spectrum", metavar="D", least=1
+    )
+    trace: float | None = option(
+        None, TASK, "sum of the variances (1 of a named spectrum)", above=0
+    )
     context: int = option(
-        31, TASK, "labelled pairs", metavar="N", least=1, most=10**15, page=(1, 1000)
+        31, TASK, "labelled pairs in a prompt", metavar="N", least=1, most=10**15, page=(1, 1000)
     )
     lengths: tuple[int, ...] | None = option(
-        None, TASK, "average over lengths, e.g. 1-31 or 8,16", least=1
+        None, TASK, "average the loss over these context lengths, e.g. 1-31 or 8,16", least=1
     )
     normaliser: str = option(
-        "pairs", TASK, "of attention", choices=("pairs", "tokens", "context", "none")
+        "pairs", TASK, "what attention divides by", choices=("pairs", "tokens", "context", "none")
     )
-    inputs: str = option("gaussian", TASK, "gaussian, sphere, rademacher or student:DEGREES")
-    noise: float = option(0.0, TASK, "std of noise on context labels", least=0, page=(0, 3))
-    target_noise: float = option(0.0, TASK, "std of noise on the target", least=0)
+    inputs: str = option(
+        "gaussian", TASK, "law of the inputs: gaussian, sphere, rademacher or student:DEGREES"
+    )
+    noise: float = option(
+        0.0, TASK, "standard deviation of the noise on context labels", least=0, page=(0, 3)
+    )
+    target_noise: float = option(
+        0.0, TASK, "standard deviation of the noise on the target", least=0
+    )
     task_covariance: tuple[float, ...] | None = option(
         None,
         TASK,
-        "variances of w by eigenvector",
+        "variances of the task vector w, one per eigenvector",
         metavar="LIST",
         least=0,
         page=(0.1, 8),
     )
-    task_mean: tuple[float, ...] | None = option(None, TASK, "mean of w", metavar="LIST")
-    pool: int | None = option(None, TASK, "a finite pool of M tasks", metavar="M", least=1)
+    task_mean: tuple[float, ...] | None = option(
+        None, TASK, "mean of the task vector w", metavar="LIST"
+    )
+    pool: int | None = option(None, TASK, "draw the tasks from a pool of M", metavar="M", least=1)
     fixed_fraction: float = option(
-        0.0, TASK, "share with the task w*", metavar="SHARE", page=(0, 1)
+        0.0, TASK, "share of the prompts that have one fixed task w*", metavar="SHARE", page=(0, 1)
     )
     in_weight_test: str = option(
-        "task", TASK, "context labels of that test", choices=("task", "noise"),
+        "task", TASK, "context labels of the test on w*", choices=("task", "noise"),
         needs=("fixed_fraction",),
     )  # fmt: skip
-    rotate: bool = option(False, TASK, "draw the eigenvectors (--eigen-seed); else the axes")
+    rotate: bool = option(False, TASK, "draw the eigenvectors at random (--eigen-seed)")
     model: str = option(
-        "separate", MODEL, "the last has D outputs, W = U diag Uᵀ, and --scale is p = q",
+        "separate", MODEL, "the model (linear-transformer has D outputs, and --scale is p = q)",
         choices=(*HEADED, "linear-transformer"),
     )  # fmt: skip
     layers: int | None = option(
-        None, MODEL, "layers of linear attention, separate or merged (2 of model layers-…)",
+        None, MODEL, "number of layers of linear attention (2 of the models layers-…)",
         metavar="L", least=1, needs=("model", *DEEP.values()),
     )  # fmt: skip
     tied: bool = option(
         False, MODEL, "all layers share their weights", needs=("model", *DEEP.values())
     )
     heads: int = option(
-        5, MODEL, "heads", metavar="H", least=1, needs=("model", *HEADED), page=(1, 16)
+        5, MODEL, "number of heads", metavar="H", least=1, needs=("model", *HEADED), page=(1, 16)
     )
     rank: int = option(
         1,
         MODEL,
-        "of keys and queries",
+        "rank of keys and queries",
         metavar="R",
         least=1,
         needs=("model", *RANKED),
@@ -114,67 +126,95 @@ class Fields:
     scale: float = option(
         0.01,
         MODEL,
-        "norm of each layer at the start",
+        "init scale: norm of each layer at the start",
         metavar="W",
         least=0,
         aliases=("init",),
         page=(1e-6, 3),
     )
     blocks: str = option(
-        "auto", MODEL, "train the zero blocks; auto: on finite data",
+        "auto", MODEL, "whether to train the zero blocks (auto: on finite data)",
         choices=("auto", "full", "frozen"), needs=("model", *LAYERS, "linear-transformer"),
     )  # fmt: skip
     prompts: str | None = option(
-        None, DATA, "your own prompts instead of a task: x [P, N+1, D] and y [P, N+1] in an .npz "
-        "or .nc, or x.npy,y.npy", metavar="FILE",
+        None, DATA, "train on your own prompts: x [P, N+1, D] and y [P, N+1] in an .npz or .nc "
+        "file, or in x.npy,y.npy", metavar="FILE",
     )  # fmt: skip
     prompts_digest: str | None = option(None, "", "of the file, by which a run knows it again")
     sequences: int | None = option(
-        None, DATA, "omit: population", metavar="P", least=1, page=(0, 80_000)
+        None,
+        DATA,
+        "number of training prompts (infinitely many if omitted)",
+        metavar="P",
+        least=1,
+        page=(0, 80_000),
     )
-    match: bool = option(False, DATA, "whiten task vectors, centre inputs", needs=("sequences",))
+    match: bool = option(
+        False,
+        DATA,
+        "whiten the task vectors and centre the inputs of the sample",
+        needs=("sequences",),
+    )
     average: bool = option(
-        False, DATA, "take the mean over tasks exactly: fewer sequences do", needs=("sequences",)
+        False,
+        DATA,
+        "take the mean over tasks exactly, so that fewer sequences suffice",
+        needs=("sequences",),
     )
     loss: str = option(
-        "auto", DATA, "level of exactness",
+        "auto", DATA, "level of exactness (auto: the cheapest exact one)",
         choices=(
             "auto", "sequences", "features", "statistics", "moments", "draws", "large-context",
             "population",
         ),
     )  # fmt: skip
     batch: int | None = option(
-        None, DATA, "minibatches of B sequences", metavar="B", least=1,
+        None, DATA, "train on minibatches of B sequences", metavar="B", least=1,
         needs=("dynamics", "descent"),
     )  # fmt: skip
-    fresh: bool = option(False, DATA, "new sequences for every batch")
-    dynamics: str = option("descent", DYNAMICS, "how time advances", choices=("descent", "flow"))
+    fresh: bool = option(False, DATA, "draw new sequences for every batch")
+    dynamics: str = option(
+        "descent",
+        DYNAMICS,
+        "gradient descent in steps, or gradient flow",
+        choices=("descent", "flow"),
+    )
     optimiser: str = option(
-        "gd", DYNAMICS, "rule of descent", choices=("gd", "momentum", "adam"),
+        "gd", DYNAMICS, "update rule of descent", choices=("gd", "momentum", "adam"),
         needs=("dynamics", "descent"),
     )  # fmt: skip
     momentum: float | None = option(
-        None, DYNAMICS, "its decay (0.9)", least=0, most=1, needs=("optimiser", "momentum")
+        None,
+        DYNAMICS,
+        "decay of the momentum (0.9)",
+        least=0,
+        most=1,
+        needs=("optimiser", "momentum"),
     )
     rate: float | None = option(
-        None, DYNAMICS, "a quarter of the stability limit; of Adam, see the manual", above=0,
+        None, DYNAMICS, "learning rate (a quarter of the stability limit; 0.001 for Adam)", above=0,
         needs=("dynamics", "descent"), page=(0, 20),
     )  # fmt: skip
     steps: int | None = option(
-        None, DYNAMICS, "updates; past the predicted drops, or 10001", least=1, most=LONGEST,
+        None, DYNAMICS, "training steps (past the predicted drops; 10001 if none is predicted)",
+        least=1, most=LONGEST,
         needs=("dynamics", "descent"), page=(0, 1e6),
     )  # fmt: skip
-    time: float | None = option(None, DYNAMICS, "end time t/tau, instead of --steps", above=0)
-    tolerance: float | None = option(
-        None, DYNAMICS, "of the flow (1e-9)", above=0, most=1, needs=("dynamics", "flow")
+    time: float | None = option(
+        None, DYNAMICS, "end of training as t/tau = 2 * rate * steps, instead of --steps", above=0
     )
-    seeds: int = option(1, RUNS, "number of runs", least=1, most=SEEDS, page=(1, 100))
+    tolerance: float | None = option(
+        None, DYNAMICS, "tolerance of the flow (1e-9)", above=0, most=1, needs=("dynamics", "flow")
+    )
+    seeds: int = option(
+        1, RUNS, "number of runs, each from its own seed", least=1, most=SEEDS, page=(1, 100)
+    )
     seed: int = option(0, RUNS, "the first seed", least=0, most=SEEDS - 1, page=(0, SEEDS - 101))
-    vary: str = option("weights", RUNS, "what seeds change", choices=("weights", "data", "all"))
+    vary: str = option("weights", RUNS, "what the seeds change", choices=("weights", "data", "all"))
     data_seed: int = option(
         1,
         RUNS,
-        "seed of the sequences",
+        "seed of the training prompts",
         least=0,
         most=SEEDS - 1,
         needs=("sequences",),
@@ -183,20 +223,23 @@ class Fields:
     eigen_seed: int = option(
         EIGEN_SEED,
         RUNS,
-        "seed of eigenvectors, pool and w*",
+        "seed of the eigenvectors, of the pool and of w*",
         least=0,
         most=SEEDS - 1,
         page=(0, SEEDS - 1),
     )
     save: str = option(
-        "auto:400", RUNS, "log:COUNT, linear:COUNT, mixed:COUNT, auto:COUNT (dense at drops), "
-        "all, or a list", metavar="WHEN",
+        "auto:400", RUNS, "when to record: log:COUNT, linear:COUNT, mixed:COUNT, auto:COUNT "
+        "(dense at drops), all, or a list of steps", metavar="WHEN",
     )  # fmt: skip
     record: tuple[str, ...] | None = option(
-        None, RUNS, "loss, values, and weights while they are small", metavar="NAMES"
+        None,
+        RUNS,
+        "what to record (loss, values, and the weights while they are small)",
+        metavar="NAMES",
     )
     change: tuple[str, ...] | None = option(
-        None, DYNAMICS, "another task from a step (flow: time) on, e.g. '3000: noise=0.5'; may be "
+        None, DYNAMICS, "change the task at a step (flow: time), e.g. '3000: noise=0.5'; may be "
         "repeated", metavar="STEP:FIELD=VALUE", kind=Variants,
     )  # fmt: skip
     test: tuple[str, ...] | None = option(

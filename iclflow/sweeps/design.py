@@ -401,7 +401,7 @@ def run(
     client: Any = None,
     progress: bool | Progress | None = None,
 ) -> xr.Dataset:
-    """Compute the cells of a design that the store `out` has not yet; returns the whole store.
+    """Compute the cells of a design that are not in the store `out` yet; returns the whole store.
 
     - `design`: what to run (`Design.of`, `Design.read`).
     - `out`: a folder, FILE.zarr. The same call goes on where the last one ended, however it ended;

@@ -24,7 +24,7 @@ import { seenDrops } from "../theory/seen.js";
 
 const QUICK = 2e7; // ns: a run in front that takes longer goes to a worker
 const PATIENCE = 600; // ms that a run in front is waited for before newer settings replace it
-const PAUSE = 150; // ms without a change before the runs behind are trained
+const PAUSE = 200; // ms without a change before the runs behind are trained
 
 export class Trainer {
   /** @param {(what: "front" | "others") => void} changed called when there is something new to show */
