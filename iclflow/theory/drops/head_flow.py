@@ -171,15 +171,18 @@ class HeadFlow:
             whole[keep] = one  # views of the result
         return result
 
-    def rested(self, y: np.ndarray, slowest: float) -> np.ndarray:
+    def rested(self, y: np.ndarray, slowest: float, within: float) -> np.ndarray | None:
         """Where all heads come to rest from a state near it, by Newton's method (Q4).
+
+        None if the first step moves the residual R by more than `within`: then the state is not
+        near enough, and each step costs the eigenvectors of the Hessian.
 
         Only along directions in which the flow relaxes, at a rate above `slowest`. The scales of v,
         k and q of a pair are free, so some directions have no rate at all. In others heads turn
         slowly, because two gains are nearly equal: they stay as they are in those.
         """
         last = np.inf
-        for _ in range(ITERATIONS):
+        for number in range(ITERATIONS):
             rates, directions = np.linalg.eigh(self.jacobian(0.0, y))
             relaxing = rates < -max(slowest, FLOOR * float(np.abs(rates).max()))
             directions = directions[:, relaxing]
@@ -187,5 +190,12 @@ class HeadFlow:
             size = float(np.linalg.norm(step))
             if size > last / 2:  # what is left is rounding
                 break
+            if number == 0 and self._moves(y, y + step) > within:
+                return None
             y, last = y + step, size
         return y
+
+    def _moves(self, y: np.ndarray, other: np.ndarray) -> float:
+        """How far two states are from each other in R."""
+        one, two = self.source.residual(self.effective(np.stack([y, other])))
+        return float(np.linalg.norm(two - one))

@@ -37,6 +37,7 @@ AWAKE = 0.3  # share of the expected final value weight above which a head count
 NEAR_REST = 1e-2  # force on the heads awake, in units of the drop, at which a rest is looked for
 TRANSIENT = 1e-6  # phase that dormant heads may miss when heads awake are put at rest
 CLOSE = 1e-4  # relative change of R at which heads awake may be put at rest
+FAR = 10  # times that, after one step of Newton's method: it is not worth another one
 FITTED = 1e-7  # relative size of R at which nothing is left to learn
 DRIFT = 1e-5  # relative change of R that heads at rest may still make during the plateau
 NOTHING = 1e-10  # relative size of R that counts as nothing
@@ -310,7 +311,7 @@ class _Follower:
         """
         source = self.flow.source
         if isinstance(source, Quadratic):
-            return saddle_levels(source)[self._learned(before) :]
+            return self._saddles[self._learned(before) :]
         levels, risen = self.levels[-1:], before
         for state, later in itertools.pairwise(states):
             up = risen | (np.abs(self.flow.split(later)[0]) > floor)
@@ -323,6 +324,11 @@ class _Follower:
                     levels.append(float(flow.loss(rest.state[None])[0]))
             risen = up
         return np.asarray(levels)
+
+    @functools.cached_property
+    def _saddles(self) -> Float[np.ndarray, " n"]:
+        assert isinstance(self.flow.source, Quadratic)
+        return saddle_levels(self.flow.source)
 
     def _learned(self, awake: Bool[np.ndarray, " H"]) -> int:
         """How many modes some heads have learned: the rank of their M."""
@@ -433,7 +439,10 @@ class _RestSearch:
         self.force = np.inf if spare else force
         # What takes longer than the plateau to come to rest stays as it is.
         ahead = Opening.of(self.flow, y, up).dormant(self.flow, y, ~up).blow_up()[0]
-        rested = flow.rested(part, 1 / float(ahead.min(initial=np.inf)))
+        slowest = 1 / float(ahead.min(initial=np.inf))
+        rested = flow.rested(part, slowest, within=FAR * CLOSE * gain)
+        if rested is None:
+            return None
         state = self.flow.put(y, up, rested)
         opening = Opening.of(self.flow, state, up)
         over = opening.gains[0] == 0
