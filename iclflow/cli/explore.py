@@ -19,6 +19,9 @@ EXAMPLES = """examples:
   # runs that were trained elsewhere, on finite data
   iclflow simulate --heads 5 --sequences 8000 --scale 0.07 --rate 0.2 --steps 20001 --out run.nc
   iclflow explore run.nc --out run.html --no-browser
+  # your own prompts: np.savez("mine.npz", x=x, y=y) with x [P, N+1, D <= 8] and y [P, N+1];
+  # they are trained here, and shown beside the theory of these very prompts
+  iclflow explore --prompts mine.npz --heads 4 --scale 0.05 --seeds 3
 """
 
 
@@ -42,7 +45,9 @@ def run(args: argparse.Namespace) -> int:
     """Write the page and open it."""
     from iclflow.explorer.explore import explore
 
-    check_outputs(args, (".html", ".htm"), [*args.runs, *([args.file] if args.file else [])])
+    named = [] if args.prompts is None else args.prompts.split(",")
+    read = [*args.runs, *([args.file] if args.file else []), *named]
+    check_outputs(args, (".html", ".htm"), read)
     given = [name for name in FIELDS if getattr(args, name, None) is not None]
     if args.runs and (given or args.file):
         said = f"--{given[0].replace('_', '-')}" if given else "--from"

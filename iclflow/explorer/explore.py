@@ -25,7 +25,9 @@ def explore(
 
     - `runs`: recorded runs to show, Datasets or files of `iclflow simulate --out`; without any the
       page trains its own.
-    - `settings`: options of `iclflow simulate` by name, which the page opens with.
+    - `settings`: options of `iclflow simulate` by name, which the page opens with. With `prompts`
+      among them, a file of your own prompts, the runs are trained here and recorded in the page,
+      beside the theory of these very prompts.
     - `out`: the file; a temporary one if omitted.
     - `browser`: whether to open it.
     """
@@ -42,6 +44,8 @@ def page(
     """The page as text, with recorded runs or the settings that it opens with."""
     if runs and settings:
         raise ValueError("recorded runs have their own settings; give runs or settings, not both")
+    if settings and settings.get("prompts") is not None:
+        return page([trained_on_prompts(settings)])
     inside = ""
     if runs:
         from iclflow.explorer.payload import packed
@@ -54,3 +58,20 @@ def page(
 
         inside = f'<script type="text/plain" id="opens">{address(settings)}</script>\n'
     return bundle().replace(HEAD, inside + HEAD, 1)
+
+
+def trained_on_prompts(settings: Mapping[str, Any]) -> "xr.Dataset":
+    """Runs on given prompts, trained as `iclflow simulate` does, with their weights."""
+    import dataclasses
+
+    from iclflow.explorer.payload import require_prompts
+    from iclflow.results.progress import progress_bar
+    from iclflow.study.fields import from_names
+    from iclflow.study.settings import Settings
+    from iclflow.study.study import Study
+
+    given = Settings.read(given=dict(from_names(settings, "the settings")))
+    wanted = dataclasses.replace(given, record=("loss", "weights"))
+    require_prompts(wanted)
+    with progress_bar("training", None) as report:
+        return Study.of(wanted).run(progress=report)

@@ -229,3 +229,74 @@ def test_a_mistake_is_one_line(arguments, reason, tmp_path, monkeypatch, capsys)
     assert (stop.value.code, line.count("\n")) == (2, 1)
     assert reason in line
     assert (tmp_path / "theirs.html").read_text() == "mine"
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A file of prompts with a teacher that is not linear, in axes of their own."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    turn = np.linalg.qr(rng.normal(size=(2, 2)))[0]
+    x = rng.normal(size=(300, 9, 2)) * [1.0, 0.6] @ turn
+    y = np.tanh(np.einsum("pnd,pd->pn", x, rng.normal(size=(300, 2))))
+    np.savez("mine.npz", x=x, y=y)
+    np.savez("wide.npz", x=np.ones((4, 3, 9)), y=np.ones((4, 3)))
+    np.savez("two.npz", x=x, y=np.stack([y, y], axis=-1))
+    return x, y
+
+
+OWN = ["--heads", "3", "--scale", "0.1", "--rate", "0.2", "--steps", "300", "--seeds", "2"]
+
+
+def test_own_prompts_are_trained_and_shown_with_their_own_theory(mine, capsys):
+    """The page has the numbers of `simulate` on these prompts, turned into their components."""
+    assert (
+        cli.main(["explore", "--prompts", "mine.npz", *OWN, "--no-browser", "--out", "a.html"]) == 0
+    )
+    capsys.readouterr()
+    with open("a.html", encoding="utf-8") as file:
+        text = re.search(r'class="recorded">([^<]+)<', file.read())
+    assert text is not None
+    found = zlib.decompress(base64.b64decode(text[1]))
+    length = struct.unpack("<I", found[:4])[0]
+    about = json.loads(found[4 : 4 + length])
+    options = {"heads": 3, "scale": 0.1, "rate": 0.2, "steps": 300, "seeds": 2}
+    study = Study.of(Settings(prompts="mine.npz", record=("loss", "weights"), **options))
+    runs = study.run()
+    numbers = np.frombuffer(found, "<f8", about["saves"] * 3, 4 + length).reshape(3, -1)
+    kept = np.isin(runs["time"].values, numbers[0])
+    np.testing.assert_array_equal(numbers[1:], runs["loss"].values[:, kept])
+    given = about["given"]
+    assert (about["title"], given["count"], len(given["theory"])) == ("mine.npz", 300, 2)
+    np.testing.assert_allclose(given["levels"], icl.theory.plateau_losses(study.loss), rtol=1e-12)
+    # Least squares has the same loss in both frames, and inputs are uncorrelated in theirs.
+    x, y = mine
+    second = np.einsum("pnd,pnc->dc", x, x)
+    values = np.linalg.eigvalsh(second)[::-1]
+    np.testing.assert_allclose(about["settings"]["spectrum"], values / values.sum(), rtol=1e-9)
+    beta = np.einsum("pn,pnd->pd", y[:, :-1], x[:, :-1]) / 8
+    vectors = np.linalg.eigh(second)[1][:, ::-1]
+    vectors = vectors * np.sign(vectors[np.abs(vectors).argmax(axis=0), range(2)])
+    best = np.reshape(given["best"], (2, 2))
+    predicted = np.einsum("pd,dc,pc->p", beta @ vectors, best, x[:, -1] @ vectors)
+    assert np.mean((predicted - y[:, -1]) ** 2) == pytest.approx(given["levels"][-1], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--prompts", "wide.npz"], "up to 8 components, got 9"),
+        (["--prompts", "two.npz"], "one output, got 2"),
+        (["--prompts", "none.npz"], "none.npz"),
+        (["--prompts", "mine.npz", "--spectrum", "0.4,0.1"], "spectrum does nothing with prompts"),
+        (["--prompts", "mine.npz", "--optimiser", "adam"], "the page has no optimiser"),
+        (["--prompts", "mine.npz", "--heads", "40"], "heads of the page is 1 to 16"),
+    ],
+)
+def test_prompts_that_the_page_cannot_show_are_one_line(arguments, reason, mine, capsys):
+    del mine
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["explore", "--no-browser", "--out", "b.html", *arguments])
+    line = capsys.readouterr().err
+    assert (stop.value.code, line.count("\n")) == (2, 1)
+    assert reason in line

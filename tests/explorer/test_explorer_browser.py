@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import iclflow as icl
@@ -544,3 +545,20 @@ def test_a_rate_that_diverges_is_said_and_kept(page, file):
     visit(page, file, "scale=0.07&rate=9&steps=2000")
     assert text(page, "status").startswith("Diverged at step")
     assert "too large" in text(page, "status")
+
+
+def test_own_prompts_are_shown_with_the_theory_of_these_prompts(page, tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 9, 2)) * [1.0, 0.6]
+    y = np.tanh(np.einsum("pnd,pd->pn", x, rng.normal(size=(300, 2))))
+    np.savez(tmp_path / "mine.npz", x=x, y=y)
+    given = {"prompts": str(tmp_path / "mine.npz"), "heads": 3, "scale": 0.1, "steps": 300}
+    visit(page, icl.explore(settings=given, out=tmp_path / "page.html", browser=False))
+    page.evaluate(STILL)
+    assert text(page, "note").startswith("Recorded by the library: mine.npz")
+    assert text(page, "loss-words").startswith("300 prompts of your own")
+    assert page.evaluate("explorer.trainer.setup.modes.levels.length") == 3
+    assert page.evaluate("document.querySelector('[data-view=prompt]').hidden")
+    give(page, "scale", -1.0)  # something moves, and the page trains a task of its own again
+    settle(page)
+    assert page.evaluate("explorer.trainer.setup.given") is None

@@ -25,6 +25,7 @@ import { isSoftmax } from "./settings.js";
  * @property {boolean} rough whether a better theory is still to come
  * @property {string=} clock what time counts, where it is not t/τ
  * @property {string=} lossName what the loss is, where it is not E(y − ŷ)²
+ * @property {{count: number, best: number[] | null}=} given where the prompts are somebody's: how many, and their least squares [D * D]
  * @property {boolean} partial whether weights were trained that the page does not show
  */
 

@@ -5,6 +5,7 @@ import { weightCount } from "../kernel/models.js";
 import { predict } from "../theory/predict.js";
 import { inflated } from "./inflate.js";
 import { testsOf } from "./jobs.js";
+import { COMPONENTS } from "./options.js";
 import { BOUNDS, valid } from "./settings.js";
 
 /** @typedef {import("./trainer.js").Run} Run */
@@ -52,10 +53,11 @@ export function unpack(bytes) {
     rough: false,
     partial: Boolean(about.partial),
   };
+  const given = about.given ? givenPrompts(about.given, setup, saves) : null;
   const runs = losses.map((loss, index) => {
     const weights = Float64Array.from(new Float32Array(bytes, at, saves * count));
     at += 4 * saves * count;
-    const theory = predict(modes, shape, weights.subarray(0, count));
+    const theory = given ? given(index, times) : predict(setup.modes, shape, weights.subarray(0, count));
     if (index === settings.front) setup.theory = theory;
     return {
       index,
@@ -69,8 +71,31 @@ export function unpack(bytes) {
       ms: 0,
       seen: [],
       tests: index === settings.front ? testsOf(setup, weights) : [],
-      drops: theory.drops,
+      drops: theory?.drops ?? [],
     };
   });
   return { setup, runs, title: String(about.title).slice(0, 80) };
+}
+
+/** Numbers of a list from outside, at most `most` of them. @type {(list: any, most: number) => number[]} */
+const numbers = (list, most) => (Array.isArray(list) ? list : []).slice(0, most).map(Number);
+
+/**
+ * Prompts of somebody: levels, least squares and predictions are those that the library found for these very prompts.
+ * Gives the theory of a run by its number.
+ * @type {(about: any, setup: Setup, saves: number) => (index: number, times: Float64Array) => import("../theory/dormant.js").Stairs | null}
+ */
+function givenPrompts(about, setup, saves) {
+  const { modes, settings } = setup,
+    levels = numbers(about.levels, COMPONENTS + 1),
+    size = settings.spectrum.length,
+    best = numbers(about.best, size * size);
+  const order = levels.slice(1).map((_, m) => m);
+  setup.given = { count: Number(about.count), best: best.length === size * size ? best : null };
+  setup.modes = { ...modes, levels, order, power: levels[0] ?? modes.power };
+  return (index, times) => {
+    const loss = numbers(about.theory?.[index], saves),
+      drops = numbers(about.drops?.[index], COMPONENTS).map((time, mode) => ({ time, head: -1, mode }));
+    return loss.length === saves ? { by: "given", drops, times, loss: Float64Array.from(loss), values: [] } : null;
+  };
 }

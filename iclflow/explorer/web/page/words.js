@@ -41,7 +41,7 @@ export function words(context) {
   for (const [view, shown] of /** @type {[string, boolean][]} */ ([
     ["heads", !transformer],
     ["strip", isMap(setup)],
-    ["prompt", isLinear(setup) && !transformer],
+    ["prompt", isLinear(setup) && !transformer && !setup.given],
     ["times", !full || Boolean(setup.theory?.drops.length)],
     ["conserved", conservedNames(setup).length > 0],
   ]))
@@ -51,10 +51,12 @@ export function words(context) {
     ? "ŷ = p β q x with p, q diagonal; shown: a = p q. Best: the optimum at this N."
     : full
       ? `M = Σ v ${kind === "merged" ? "U" : "k qᵀ"}, the part of the answer that reads task and input off the context (87). Best: for drawn tasks alone (23).`
-      : "ŷ = βᵀM x, M = Σ v k qᵀ. Best: M = B⁻¹GΛ⁻¹ (23).";
+      : `ŷ = βᵀM x, M = Σ v k qᵀ. Best: ${setup.given ? "least squares on these prompts" : "M = B⁻¹GΛ⁻¹ (23)"}.`;
   byId("loss-words").textContent = full
     ? mixtureWords(context)
-    : `Dotted: plateaus, ${transformer ? "the least loss of the modes learned so far" : "L = E[y²] − Σ σ² over what is learned (24)"}. ${context.cloud.length ? `Thin strokes: the drops of ${context.cloud.length} other starts, by theory.` : ""}`;
+    : setup.given
+      ? givenWords(setup.given.count)
+      : `Dotted: plateaus, ${transformer ? "the least loss of the modes learned so far" : "L = E[y²] − Σ σ² over what is learned (24)"}. ${context.cloud.length ? `Thin strokes: the drops of ${context.cloud.length} other starts, by theory.` : ""}`;
   byId("heads-words").textContent =
     kind === "merged"
       ? "One dial a head; the arrow shows which diagonal entries of its matrix U are large. All heads become copies of one another (17)."
@@ -75,6 +77,10 @@ export function words(context) {
   byId("conserved-words").textContent = conservedWords(context);
   byId("times-words").textContent = timesWords(context);
 }
+
+/** @param {number} count */
+const givenWords = (count) =>
+  `${count.toLocaleString("en")} prompts of your own. Dotted: the plateaus of these very prompts, where heads rest that come one by one; the last is least squares on them. Dashed: the prediction from the initial weights and these prompts.`;
 
 /** @param {Context} context */
 function mixtureWords({ setup }) {
@@ -130,6 +136,8 @@ function timesWords({ setup }) {
   if (shape.full && theory?.drops.length)
     return `The first drop, halfway to where it would end on the leading direction of E[y S ⊗ x]; from the initial weights.${where}`;
   if (!theory?.drops.length) return "No drop is predicted for these settings.";
+  if (theory.by === "given")
+    return `Predicted by the library, from the initial weights and these very prompts.${where}`;
   if (theory.by === "transformer")
     return `When the loss of a mode is halfway down by (13)(14): (τ_α/2) ln((√2 − 1)(a∞ − a₀)/a₀), τ_α = 1/(v s²), in the limit of long contexts.${where}`;
   if (theory.by === "merged")

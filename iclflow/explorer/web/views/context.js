@@ -51,14 +51,15 @@ export const component = (d) => `e${DIGITS[d]}`;
 export const isLinear = ({ settings }) => !settings.model.startsWith("softmax");
 
 /** Whether the answer is βᵀM x_q: one output, linear, and no other block trained. @type {(setup: Setup) => boolean} */
-export const isMap = (setup) => isLinear(setup) && setup.shape.kind !== "transformer" && !setup.shape.full;
+export const isMap = (setup) => isLinear(setup) && !setup.given && setup.shape.kind !== "transformer" && !setup.shape.full;
 
 /** What a model uses that has learned m components, in words. @type {(m: number, setup: Setup) => string} */
-export function algorithm(m, { modes, shape }) {
+export function algorithm(m, { modes, shape, given }) {
   const all = modes.order.length;
   if (m === 0) return "nothing";
   if (shape.full) return m < modes.levels.length - 1 ? "first drop" : "least loss";
-  if (shape.kind === "transformer") return `${m} ${m === 1 ? "mode" : "modes"}`;
+  if (m === all && given) return "least squares";
+  if (shape.kind === "transformer" || given) return `${m} ${m === 1 ? "mode" : "modes"}`;
   if (m === all) return "least squares";
   return `${m === 1 ? "component" : "components"} ${shortly(m, modes)}`;
 }
@@ -80,8 +81,8 @@ export function doing(m, setup) {
 }
 
 /** What statistics calls it, for those who want to look it up. @type {(m: number, setup: Setup) => string} */
-export function termOf(m, { modes, shape }) {
-  if (shape.full || shape.kind === "transformer") return "";
+export function termOf(m, { modes, shape, given }) {
+  if (shape.full || given || shape.kind === "transformer") return "";
   if (m === 0) return "The model's answer is zero: L = E[y²].";
   if (m === modes.order.length) return "Least squares on β, the best that this model can do (23).";
   return principal(modes)

@@ -151,7 +151,7 @@ export class LossView {
           svg(
             "text",
             { class: "name", x: at + 10, y: middle + 4, style: `fill: ${textColour(modes.order[m])}` },
-            component(modes.order[m]),
+            setup.given ? `mode ${m + 1}` : component(modes.order[m]),
           ),
         );
     });

@@ -27,14 +27,14 @@ export class MatrixView {
   draw(context) {
     const { front } = context;
     if (!front) return;
-    const { modes } = front.setup,
+    const { modes, given } = front.setup,
       width = this.width;
     const size = (this.size = front.setup.settings.spectrum.length);
     const side = Math.min((width - 24) / 2, 210),
       height = side + 30;
     set(this.sheet, { width, height, viewBox: `0 0 ${width} ${height}` });
     this.cell = side / size;
-    this.most = Math.max(...modes.m);
+    this.most = Math.max(...(given?.best ?? modes.m).map(Math.abs));
     const gap = Math.min(48, width - 2 * side),
       left = (width - 2 * side - gap) / 2;
     set(this.now, { transform: `translate(${left} 26)` });
@@ -44,7 +44,8 @@ export class MatrixView {
       svg("text", { class: "label", x: left + side + gap, y: 14 }, "best"),
     );
     const best = new Float64Array(modes.size ** 2);
-    modes.m.forEach((m, d) => (best[d * (modes.size + 1)] = m));
+    for (const i of count(size))
+      for (const j of count(size)) best[i * modes.size + j] = bestOf(front.setup, i, j);
     this.#fill(this.target, best, modes.size);
     this.move(context);
   }
@@ -61,7 +62,7 @@ export class MatrixView {
     const M = matrixAt(front, index),
       { modes, settings } = front.setup,
       each = count(settings.spectrum.length);
-    const rows = each.flatMap((i) => each.map((j) => [i + 1, j + 1, M[i * modes.size + j], i === j ? modes.m[i] : 0]));
+    const rows = each.flatMap((i) => each.map((j) => [i + 1, j + 1, M[i * modes.size + j], bestOf(front.setup, i, j)]));
     return { columns: ["row", "column", "now", "best"], rows };
   }
 
@@ -86,4 +87,10 @@ export class MatrixView {
       });
     });
   }
+}
+
+/** An entry of the best M. @type {(setup: import("./context.js").Context["setup"], i: number, j: number) => number} */
+function bestOf({ modes, settings, given }, i, j) {
+  if (given) return given.best?.[i * settings.spectrum.length + j] ?? 0;
+  return i === j ? modes.m[i] : 0;
 }

@@ -25,12 +25,12 @@ export class TimesView {
     const rows = (theory?.drops ?? []).map((drop, m) => {
       const seen = front?.setup === setup ? front.seen[m] : undefined;
       const error = seen ? Math.abs(drop.time / seen - 1) : NaN;
-      const name = merged ? "all" : component(modes.order[m]);
+      const name = merged ? "all" : setup.given ? `mode ${m + 1}` : component(modes.order[m]);
       return html(
         "tr",
         {},
         html("th", { scope: "row", style: `color: ${merged ? "inherit" : textColour(modes.order[m])}` }, name),
-        html("td", {}, drop.head < 0 ? "all" : String(drop.head + 1)),
+        html("td", {}, setup.given ? "–" : drop.head < 0 ? "all" : String(drop.head + 1)),
         html("td", {}, number(drop.time, 4)),
         html("td", {}, seen ? number(seen, 4) : "…"),
         html("td", {}, Number.isFinite(error) ? percent(error) : ""),
