@@ -83,8 +83,8 @@ def payload(runs: xr.Dataset, title: str) -> bytes:
 
 
 FREE: dict[str, Any] = {  # what only training depends on
-    "rate": None, "steps": None, "seeds": 1, "sequences": None, "match": False, "average": False, "loss": "auto",
-    "data_seed": 1, "batch": None, "fresh": False,
+    "rate": None, "steps": None, "seeds": 1, "sequences": None, "match": False, "average": False,
+    "loss": "auto", "data_seed": 1, "batch": None, "fresh": False,
 }  # fmt: skip
 _PLAIN = (
     "model", "context", "noise", "fixed_fraction", "heads", "rank", "scale", "rotate", "eigen_seed",
