@@ -65,8 +65,8 @@ class FlowState(eqx.Module):
 
 def slope(loss: AbstractLoss, model: AbstractModel) -> AbstractModel:
     """-½ ∂L/∂W (10): the slopes of the weights, where the model has its weights."""
-    gradient = eqx.filter_grad(lambda m: loss(m))(model)
-    return jax.tree.map(lambda g: -0.5 * g, gradient)
+    # The factor is inside, where it meets one number and not every weight.
+    return eqx.filter_grad(lambda m: -0.5 * loss(m))(model)
 
 
 def _tolerance(value: ArrayLike) -> Any:
