@@ -29,18 +29,20 @@ class NextStep(eqx.Module):
     - `time`: when it begins.
     - `size`: its length, or zero for a solver that begins anew from the weights of the model.
     - `last`: the binary logarithm of the squared error of the step before, in tolerances.
+    - `crawled`: explicit steps in a row that stability bounded; infinite where steps are implicit.
     """
 
     weights: AbstractModel
     time: Float[Array, "*runs"]
     size: Float[Array, "*runs"]
     last: Float[Array, "*runs"]
+    crawled: Float[Array, "*runs"]
 
     @classmethod
     def anew(cls, model: AbstractModel) -> "NextStep":
         """No step: a solver begins from the weights of the model."""
         zero = jnp.zeros(())
-        return cls(eqx.filter(model, eqx.is_inexact_array), zero, zero, zero)
+        return cls(eqx.filter(model, eqx.is_inexact_array), zero, zero, zero, zero)
 
 
 class FlowState(eqx.Module):
@@ -152,6 +154,15 @@ class Flow(AbstractDynamics):
         import diffrax
 
         return type(self.solver) is diffrax.Tsit5 and self.solver == diffrax.Tsit5()
+
+    @property
+    def implicit(self) -> bool:
+        """Whether the solver is `iclflow.Rosenbrock()`."""
+        if self.solver is None:
+            return False
+        from iclflow.dynamics.rosenbrock import Rosenbrock
+
+        return isinstance(self.solver, Rosenbrock)
 
     def ground(self, state: FlowState) -> Float[Array, "*runs"]:
         """The weight below which the tolerance is absolute."""

@@ -78,6 +78,9 @@ class Rosenbrock(diffrax.AbstractAdaptiveSolver[None]):
     and the number of products grows as the root of step times sharpness. Interpolation between
     steps is of third order. There is no reverse-mode gradient.
 
+    A sweep of up to 64 weights per run takes another method of this kind where a C++ compiler is
+    at hand: Rodas5P, of fifth order, which factorises the matrix of each run.
+
     - `products`: the most products a system may take before its step is rejected.
 
     Reference: E. Hairer, G. Wanner, "Solving Ordinary Differential Equations II", 2nd ed. (1996),

@@ -155,12 +155,14 @@ class Engine:
     - `advances`: (state, marks, record, whether it begins at a jump) -> run, one per piece.
     - `kind`: vmap, C++ or CUDA.
     - `reason`: why it is vmap.
+    - `loops`: the fused loops, one per piece.
     """
 
     loss: AbstractLoss
     advances: list[Callable[[Any, np.ndarray, dict[str, Callable], bool], Any]]
     kind: str
     reason: str | None
+    loops: list[Fused]
 
     def advance(
         self, here: float, state: Any, marks: np.ndarray, record: dict[str, Callable]
@@ -174,7 +176,9 @@ class Engine:
         return self.advances[number](state, marks, record, start == here > 0)
 
     def __str__(self) -> str:
-        return f"{VMAP} ({self.reason})" if self.kind == VMAP else f"fused ({self.kind})"
+        if self.kind == VMAP:
+            return f"{VMAP} ({self.reason})"
+        return f"fused ({self.kind}{''.join(dict.fromkeys(loop.note for loop in self.loops))})"
 
 
 def choose(batch: Batch, state: Any, marks: np.ndarray, record: dict[str, Callable]) -> Engine:
@@ -194,7 +198,8 @@ def choose(batch: Batch, state: Any, marks: np.ndarray, record: dict[str, Callab
         reasons.append(reason)
         loops.append((part, fused))
     reason = next((reason for reason in reasons if reason is not None), None)
-    found = Engine(loss, [], VMAP if reason is not None else loops[0][1].engine, reason)
+    kind = VMAP if reason is not None else loops[0][1].engine
+    found = Engine(loss, [], kind, reason, [fused for _, fused in loops])
     found.advances = [_advances(found, part, fused) for part, fused in loops]
     return found
 
@@ -205,6 +210,7 @@ def _fused(
     """The fused loop of a batch whose loss does not jump, and why it cannot or should not run."""
     (loss, _, dynamics), (loss_axes, _, dynamics_axes) = batch.parts, batch.axes
     fused = Fused.of(loss, dynamics, state, (loss_axes is not None, dynamics_axes is not None))
+    fused.runs = batch.group
     parts = (loss, dynamics, state)
     could = fused.engine != VMAP and unfit(loss, dynamics) is None
     size, steps = _operations(batch), cost.steps_of(marks)

@@ -10,7 +10,8 @@ loop. Integers and bools must agree exactly, reals to 1e-12 (single precision: 1
     python tests/helpers/fused_fuzz.py --flows 500
 
 does the same with flows: random smooth slopes, by the fused flow and by the same solver written
-out in NumPy, one run after the other. They agree to 1e-9 (single precision: 1e-3).
+out in NumPy, one run after the other. They agree to 1e-9 (single precision: 1e-3). With
+`--implicit` the steps are those of stiff flows, and the random slopes are gradients.
 """
 
 import argparse
@@ -22,8 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from iclflow.runs.fused import cpp, cuda, flow_cpp, flow_cuda, tsit5
+from iclflow.runs.fused import cpp, cuda, flow_cpp, flow_cuda, rodas5p, tsit5
 from iclflow.runs.fused.program import trace, write
+from iclflow.runs.fused.steps_cpp import REFUSED
 from iclflow.runs.fused.values import CannotFuse
 
 RUNS, STEPS, TOGETHER = 37, 3, 16
@@ -320,8 +322,11 @@ def smooth(rng, pool):
     }[str(name)]()
 
 
-def flow_program(seed):
-    """(weights [run, ...], shared arrays, slope): a random flow that stays bounded."""
+def flow_program(seed, descends=False):
+    """(weights [run, ...], shared arrays, slope): a random flow that stays bounded.
+
+    - `descends`: whether the slope is a gradient, as implicit steps need it.
+    """
     rng = np.random.default_rng(seed)
     kind = str(rng.choice(FLOATS))
     shapes = [SHAPES[n] for n in rng.choice([0, 1, 2, 3, 5], rng.integers(1, 4))]
@@ -341,6 +346,14 @@ def flow_program(seed):
             slopes.append((2 * x / (1 + x * x) - draw.random() * old).astype(old.dtype))
         return slopes
 
+    def height(state, common):
+        along = slope(state, common)
+        heights = zip(state, along, strict=True)
+        return sum(jnp.sum(0.5 * y**2 - 0.3 * y * s / (1 + s * s)) for y, s in heights)
+
+    if descends:
+        down = jax.grad(height)
+        return states, shared, lambda *given: jax.tree.map(jnp.negative, down(*given))
     return states, shared, slope
 
 
@@ -348,8 +361,49 @@ FLOWS = 11  # runs of a random flow
 TARGETS = np.asarray([0.0, 0.3, 0.3, 2.0, 7.0])
 
 
-def written_out(slope, y, tolerance, kind):
-    """The weights at the targets: the pair of Tsitouras with proportional and integral control."""
+def explicit_step(slope, y, k0, h, kind):
+    """(end, its slope, estimated error, θ -> weights) of one step of the pair of Tsitouras."""
+    k = [k0]
+    for row in tsit5.A[1:]:
+        at = np.asarray(y + h * sum(a * b for a, b in zip(row, k, strict=True)), kind)
+        k.append(slope(at))
+    error = h * sum(e * b for e, b in zip(tsit5.ERROR, k, strict=True))
+
+    def inside(theta):
+        powers = [theta] + [theta**2] * 6
+        dense = [
+            c * p * np.polynomial.Polynomial(rest)(theta)
+            for (c, rest), p in zip(tsit5.DENSE, powers, strict=True)
+        ]
+        return y + h * sum(d * b for d, b in zip(dense, k, strict=True))
+
+    return at, k[-1], error, inside
+
+
+def implicit_step(slope, jacobian, y, h, kind):
+    """The same by Rodas5P; the error is infinite where the matrix is not positive."""
+    matrix, u = np.eye(y.size) - h * rodas5p.GAMMA * jacobian(y), []
+    for a, c in zip(rodas5p.A, rodas5p.C, strict=True):
+        at = np.asarray(y + sum(x * b for x, b in zip(a, u, strict=True)), kind)
+        mixed = h * slope(at) + sum(x * b for x, b in zip(c, u, strict=True))
+        u.append(np.linalg.solve(matrix, rodas5p.GAMMA * mixed))
+    end = np.asarray(y + sum(x * b for x, b in zip(rodas5p.END, u, strict=True)), kind)
+    refused = np.linalg.eigvalsh((matrix + matrix.T) / 2)[0] <= 0
+    error = np.full(y.size, np.inf) if refused else u[-1]
+
+    def inside(theta):
+        rows = zip(rodas5p.END, *rodas5p.DENSE, strict=True)
+        dense = [theta * (b + (1 - theta) * (p + theta * (q + theta * r))) for b, p, q, r in rows]
+        return y + sum(d * x for d, x in zip(dense, u, strict=True))
+
+    return end, slope(end), error, inside
+
+
+def written_out(slope, y, tolerance, kind, jacobian=None):
+    """The weights at the targets, by steps with proportional and integral control.
+
+    - `jacobian`: of the slope, where the steps are implicit.
+    """
     norm = lambda x, scale: np.sqrt(np.mean((x / scale) ** 2))  # noqa: E731
     ground = max(np.sqrt(np.mean(np.square(y, dtype=float))), np.finfo(kind).tiny)
     t, last, found, mark = 0.0, 0.0, [], 0
@@ -362,32 +416,26 @@ def written_out(slope, y, tolerance, kind):
     while mark < len(TARGETS) and TARGETS[mark] <= t:
         found, mark = [*found, y], mark + 1
     while mark < len(TARGETS):
-        k = [k0]
-        for row in tsit5.A[1:]:
-            at = np.asarray(y + h * sum(a * b for a, b in zip(row, k, strict=True)), kind)
-            k.append(slope(at))
-        error = h * sum(e * b for e, b in zip(tsit5.ERROR, k, strict=True))
+        if jacobian is None:
+            at, k1, error, inside = explicit_step(slope, y, k0, h, kind)
+        else:
+            at, k1, error, inside = implicit_step(slope, jacobian, y, h, kind)
         scale = tolerance * (ground + np.maximum(np.abs(y), np.abs(at)))
-        square = norm(error, scale) ** 2
+        # An implicit step that is refused counts as one with this error.
+        square = norm(error, scale) ** 2 if np.isfinite(error).all() else REFUSED / y.size
         while square < 1 and mark < len(TARGETS) and TARGETS[mark] <= t + h:
             theta = (TARGETS[mark] - t) / h
-            powers = [theta] + [theta**2] * 6
-            dense = [
-                c * p * np.polynomial.Polynomial(rest)(theta)
-                for (c, rest), p in zip(tsit5.DENSE, powers, strict=True)
-            ]
-            inside = y + h * sum(d * b for d, b in zip(dense, k, strict=True))
-            found, mark = [*found, np.asarray(inside, kind)], mark + 1
+            found, mark = [*found, np.asarray(inside(theta), kind)], mark + 1
         logarithm = np.log2(np.clip(square, 1e-20, 1e20))
         factor = tsit5.SAFETY * 2 ** (0.04 * last - 0.07 * logarithm)
         factor = np.clip(factor, tsit5.SMALLEST, tsit5.LARGEST if square < 1 else tsit5.SAFETY)
         if square < 1:
-            t, y, k0, last = t + h, at, k[-1], logarithm
+            t, y, k0, last = t + h, at, k1, logarithm
         h = h * factor
     return np.stack(found)
 
 
-def compare_flow(one, tolerance, engine, options=()):
+def compare_flow(one, tolerance, engine, options=(), implicit=False):
     """(target, run) -> weights, by the fused flow and written out."""
     states, shared, slope = one
     leaves = [*shared, *(a[0] for a in states)]
@@ -410,7 +458,7 @@ def compare_flow(one, tolerance, engine, options=()):
     given = {i: a.reshape(-1) for i, a in enumerate(shared)}
     given |= {count + i: a for i, a in enumerate(flat)}
     ground = np.sqrt(np.mean(np.square(start, dtype=float), axis=1))
-    course = flow_cpp.Course(*np.zeros((4, FLOWS)))
+    course = flow_cpp.Course(*np.zeros((4, FLOWS)), np.full(FLOWS, np.inf if implicit else 0.0))
     module = flow_cpp if engine == "C++" else flow_cuda
     found = module.advance(
         traced,
@@ -431,18 +479,23 @@ def compare_flow(one, tolerance, engine, options=()):
         parts = [p.reshape(a[0].shape) for p, a in zip(np.split(y, ends), states, strict=True)]
         return np.concatenate([np.ravel(a) for a in together(*shared, *parts)])
 
-    wanted = np.stack([written_out(slopes, y, tolerance, kind) for y in start])
+    def joined(y):
+        parts = [p.reshape(a[0].shape) for p, a in zip(jnp.split(y, ends), states, strict=True)]
+        return jnp.concatenate([jnp.ravel(a) for a in rise(*map(jnp.asarray, shared), *parts)[1:]])
+
+    bent = jax.jit(jax.jacfwd(joined)) if implicit else None
+    wanted = np.stack([written_out(slopes, y, tolerance, kind, bent) for y in start])
     assert not np.asarray(found.odd).any()
     return np.asarray(found.seen), wanted
 
 
-def fuzz_flows(count, seed=0, engine="C++", options=("-O1",)):
+def fuzz_flows(count, seed=0, engine="C++", options=("-O1",), implicit=False):
     """The seeds of random flows that the fused loop and the solver written out follow apart."""
     apart = []
     for number in range(seed, seed + count):
-        one = flow_program(number)
+        one = flow_program(number, implicit)
         single = one[0][0].dtype == np.float32
-        ours, theirs = compare_flow(one, 1e-3 if single else 1e-7, engine, options)
+        ours, theirs = compare_flow(one, 1e-3 if single else 1e-7, engine, options, implicit)
         near = 1e-3 if single else 1e-9
         if not np.allclose(ours, theirs, rtol=near, atol=near):
             apart.append((number, float(np.abs(ours - theirs).max())))
@@ -455,9 +508,10 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine", default="CUDA" if jax.default_backend() == "gpu" else "C++")
     parser.add_argument("--flows", type=int, default=0, help="random flows instead of programs")
+    parser.add_argument("--implicit", action="store_true", help="flows by implicit steps")
     args = parser.parse_args(argv)
     if args.flows:
-        apart = fuzz_flows(args.flows, args.seed, args.engine)
+        apart = fuzz_flows(args.flows, args.seed, args.engine, implicit=args.implicit)
         print(f"{args.flows} flows ran fused ({args.engine}), {len(apart)} differ", *apart[:10])
         return 1 if apart else 0
     ran, reasons, wrong = fuzz(args.programs, args.seed, args.engine)

@@ -5,14 +5,18 @@ import subprocess
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import iclflow as icl
 from iclflow.dynamics.optimisers import Adam
 from iclflow.models import draw_models
 from iclflow.runs.fused import cpp, cuda, engine
 from iclflow.runs.fused.program import write
+from iclflow.runs.fused.rules import evaluate
+from iclflow.runs.fused.values import Constant, Text, names
 from tests.helpers.fused_fuzz import fuzz
 
 COMPILER = pytest.mark.skipif(cpp.compiler() is None, reason="there is no C++ compiler")
@@ -27,6 +31,28 @@ def holds(count, seed, name, options=("-O1",)):
     ran, reasons, wrong = fuzz(count, seed, name, options)
     assert [(number, leaf) for number, leaf, *_ in wrong] == []
     assert ran >= 0.95 * count, reasons
+
+
+@pytest.mark.parametrize(
+    ("shape", "widths"),
+    [
+        ((3,), [(1, 2, 0)]),
+        ((3,), [(-1, 2, 1)]),
+        ((4, 3), [(0, -1, 2), (2, 1, 0)]),
+        ((0,), [(1, 1, 0)]),
+        ((5,), [(-2, -2, 0)]),
+    ],
+)
+def test_padding_is_that_of_jax(shape, widths):
+    """Around the entries, between them, and with negative widths."""
+    x = np.arange(1.0, 1 + np.prod(shape)).reshape(shape)
+    traced = jax.make_jaxpr(lambda x: lax.pad(x, jnp.asarray(0.5, x.dtype), widths))(x)
+    [found] = evaluate(traced.jaxpr, traced.consts, [names("x", shape, x.dtype)], Text(False))
+    numbers = {f"x_{j}": value for j, value in enumerate(x.ravel())}
+    read = np.vectorize(
+        lambda v: 0.5 if isinstance(v, Constant) else numbers[v.name], otypes=[float]
+    )
+    np.testing.assert_array_equal(read(found), lax.pad(x, 0.5, widths))
 
 
 @COMPILER

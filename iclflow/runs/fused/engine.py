@@ -23,9 +23,16 @@ from iclflow.runs.fused.program import TERMS, Program, trace, write
 from iclflow.runs.fused.values import CannotFuse
 
 VMAP, CPP, CUDA = "vmap", "C++", "CUDA"
+ROSENBROCK = ", Rosenbrock"
 WIDEST = 256  # numbers of a run: beyond, registers and compilers give up
 OFFSETS = 2**31  # a kernel counts its numbers and its steps in 32 bits
 SMALLEST = 1e-30  # initial weights of a flow: its errors are compared in single precision
+DENSE = 64  # weights of a flow: beyond, a factorisation per step and run is too much
+MANY = 2**30  # runs, of which the compiling of a loop is no part of the cost
+# An implicit solver takes some CROSSING tolerance^(-1/5) steps from small weights to the end,
+# however long that is (D = 4, H = 5: 215 at 1e-6).
+CROSSING = 13.5
+COMPILING = 2e11  # operations that two cores do while the implicit loop is compiled
 LONGEST = 128  # features of moments (D = 5): the text and its compiler's time grow with them
 NEEDED = {
     "cpu": "a fused loop needs a C++ compiler: c++, g++, clang++, or what CXX names",
@@ -50,6 +57,8 @@ class Fused:
         """For parts whose arrays are shared in this way."""
         self.own, self.engine = own, available()
         self.record: dict[str, Callable] = {}
+        self.runs = MANY  # that share the compiled loop
+        self.note = ""  # what `engine` says besides
 
     @classmethod
     def of(cls, loss: Any, dynamics: Any, state: Any, own: tuple[bool, bool]) -> "Fused":
@@ -60,7 +69,7 @@ class Fused:
             for part, mine in parts
         )
         if isinstance(dynamics, Flow):
-            return FusedFlow((loss, state.model))
+            return FusedFlow((loss, state.model), dynamics.implicit)
         for name in dynamics.shared:
             state = eqx.tree_at(lambda s, n=name: getattr(s, n), state, False)
         return cls((loss, dynamics, state))
@@ -143,7 +152,17 @@ class Fused:
 
 
 class FusedFlow(Fused):
-    """A fused flow for batches of one kind. Its program has the slope of the weights for a step."""
+    """A fused flow for batches of one kind. Its program has the slope of the weights for a step.
+
+    - `implicit`: whether the solver is `Rosenbrock`. Otherwise steps are explicit, and only a run
+      that stability holds up for too long goes on by implicit ones.
+    """
+
+    def __init__(self, own: Any, implicit: bool = False) -> None:
+        """For parts whose arrays are shared in this way."""
+        super().__init__(own)
+        self.implicit = implicit
+        self.note = ROSENBROCK if implicit else ""
 
     def traced(self, parts: tuple[Any, Any, Any]) -> Any:
         """Loss and weights: a slope depends on neither tolerance nor time."""
@@ -155,7 +174,22 @@ class FusedFlow(Fused):
             [device] = running.devices()
             flow_cuda.compiled(program, zeros, device.local_hardware_id)
         else:
-            flow_cpp.compiled(program, zeros)
+            flow_cpp.compiled(program, zeros, implicit=self.implicit)
+
+    def patience(self, program: Program, zeros: Any, tolerance: np.ndarray) -> np.ndarray:
+        """The explicit steps in a row that stability may bound before a run makes implicit ones.
+
+        They cost as much as all implicit steps of a run, and its share of compiling them: so a run
+        never takes more than twice the time that the better choice would have taken.
+        """
+        width = sum(program.leaves[i].size for i in program.carried)
+        if not_dense(program, self.engine) is not None:
+            return np.full(tolerance.shape, np.inf)
+        slope = sum(getattr(line, "operations", 0) for line in write(program, zeros).step)
+        explicit = 6 * slope + 2 * 33 * width
+        implicit = 8 * (slope + 4 * width**2 + 18 * width) + width**3 / 3 + 4 * width**2
+        steps = CROSSING * tolerance**-0.2 * implicit / explicit
+        return steps + COMPILING / (explicit * self.runs)
 
     def _advance(
         self, parts: tuple[Any, Any, Any], marks: np.ndarray, record: dict[str, Callable]
@@ -169,20 +203,25 @@ class FusedFlow(Fused):
         tolerance = jnp.broadcast_to(jnp.asarray(dynamics.tolerance, ground.dtype), ground.shape)
         if jnp.any((ground > jnp.finfo(ground.dtype).tiny) & (ground < SMALLEST)):
             raise CannotFuse(f"it follows no flow from weights below {SMALLEST:g}")
-        course = flow_cpp.Course(state.mark, state.step.time, state.step.size, state.step.last)
+        step = state.step
+        crawled = jnp.full_like(step.crawled, jnp.inf) if self.implicit else step.crawled
+        course = flow_cpp.Course(state.mark, step.time, step.size, step.last, crawled)
         ahead = jax.tree.leaves(state.step.weights)
+        zeros, how = self.zeros(parts, record or self.record), (targets, dynamics.max_steps)
         start: Any = ({i: leaves[i] for i in program.read}, ahead, course)
         tolerances, running = (tolerance, ground), state.running
         loop: Any = flow_cuda.advance
         if self.engine == CPP:
             start, tolerances, running = jax.tree.map(np.asarray, (start, tolerances, running))
-            loop = functools.partial(flow_cpp.advance, cores=cores())
-        zeros, how = self.zeros(parts, record or self.record), (targets, dynamics.max_steps)
+            patience = self.patience(program, zeros, tolerances[0])
+            loop = functools.partial(flow_cpp.advance, cores=cores(), patience=patience)
         found = loop(program, *start, zeros, *how, tolerances, running)
         if (odd := found.odd).any():  # 0·∞ is NaN: those runs again, without dropping zeros
             again = loop(program, *start, None, *how, tolerances, running & odd)
             chosen = lambda a, b: jnp.where(odd.reshape(-1, *[1] * (a.ndim - 1)), b, a)  # noqa: E731
             found = jax.tree.map(chosen, found, again)
+        if not self.implicit and np.isinf(np.asarray(found.course.crawled)).any():
+            self.note = f"{ROSENBROCK} where stiff"
         whole = found.seen if len(times) == len(marks) else found.seen[:, place]
         seen = _recorded(program, whole) if record else {}
         return Advanced(_flowed(state, found._replace(seen=None)), seen)
@@ -258,10 +297,26 @@ def why_not(
             return f"{program.width} numbers a run and {terms} shared are too many for a fused loop"
         if len(marks) * program.seen_count * runs >= OFFSETS:
             return "a fused loop records fewer than 2^31 numbers; record less, or at fewer steps"
+        if (
+            isinstance(fused, FusedFlow)
+            and fused.implicit
+            and (reason := not_dense(program, engine))
+        ):
+            return reason
         write(program, fused.zeros(parts, record))
     except Exception as error:
         return reason_of(error)
     return None
+
+
+def not_dense(program: Program, engine: str) -> str | None:
+    """Why the steps of a flow cannot be implicit here; None if they can."""
+    width = sum(program.leaves[i].size for i in program.carried)
+    if engine != CPP:
+        return "Rosenbrock is fused on a CPU alone"
+    if width > DENSE:
+        return f"{width} weights are too many for a fused Rosenbrock, which takes {DENSE}"
+    return "a fused Rosenbrock takes no large shared moments" if program.matrices else None
 
 
 def unfit(loss: Any, dynamics: Any) -> str | None:
@@ -271,7 +326,8 @@ def unfit(loss: Any, dynamics: Any) -> str | None:
     if isinstance(dynamics, Flow):
         if loss.drifts:
             return "a flow of a loss that drifts is not fused"
-        return None if dynamics.explicit else "of the solvers of a flow, only Tsit5 is fused"
+        fits = dynamics.explicit or dynamics.implicit
+        return None if fits else "of the solvers of a flow, only Tsit5 and Rosenbrock are fused"
     return None if hasattr(dynamics, "attempt") else "only descent and flows are fused"
 
 

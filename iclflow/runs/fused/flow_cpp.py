@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from iclflow.runs.fused import steps_cpp
 from iclflow.runs.fused.cpp import (
     HEAD,
     PRODUCT,
@@ -29,9 +30,10 @@ from iclflow.runs.fused.cpp import (
     loops,
     type_names,
 )
+from iclflow.runs.fused.jacobian import jacobian
 from iclflow.runs.fused.program import Program, Written, write
 from iclflow.runs.fused.rules import FUNCTIONS
-from iclflow.runs.fused.tsit5 import CONTROL, DENSE, ERROR, A
+from iclflow.runs.fused.tsit5 import CONTROL
 from iclflow.runs.fused.values import CannotFuse, Statement
 
 VECTOR = 64  # bytes of the weights of a lane block in a row: one vector of the widest processors
@@ -41,7 +43,27 @@ FUNCTION whole bits_of(double x) { whole found; std::memcpy(&found, &x, 8); retu
 FUNCTION double real_of(whole x) { double found; std::memcpy(&found, &x, 8); return found; }
 """
 # The ends of a run, in the order of `RESULTS_OF_FLOW` in the engine.
-FINISHED, STEP_LIMIT, DIVERGED = range(3)
+FINISHED, STEP_LIMIT, DIVERGED, STIFF = range(4)
+# Every so many steps, a run is asked how stiff it is; explicit steps are stable up to 3.5. `crawl`
+# counts the steps since the last answer that stability did not bound the step.
+EVERY, STABLE = 64, 2.0
+ASK = f"""
+bool crawls[LANES];
+for (int lane = 0; lane < LANES; lane++) {{
+    crawls[lane] = run[lane] >= 0 && block.keep[lane] > 0
+        && whole(flow->crawl[lane] + 1) % {EVERY} == 0;
+    if (crawls[lane] && !(block.h[lane] * stiffness(block, lane) > {STABLE})) {{
+        flow->crawl[lane] = -1;
+        crawls[lane] = false;
+    }}
+}}
+""".strip().splitlines()
+LEAVE = f"""
+if (crawls[lane] && flow->crawl[lane] >= patience[run[lane]]) {{
+    flow->end(lane, {STIFF}, block.t[lane], block.y);
+    continue;
+}}
+""".strip().splitlines()
 
 
 def weight_type(program: Program) -> str:
@@ -66,25 +88,11 @@ def weight_rows(program: Program, written: Written) -> dict[str, int]:
     return found
 
 
-def combined(coefficients: list[float]) -> str:
-    """Σ c_j k_j."""
-    return " + ".join(f"real({c!r}) * K({j})" for j, c in enumerate(coefficients))
+def source(program: Program, written: Written, implicit: bool = False, zeros: Any = None) -> str:
+    """The whole C++ program.
 
-
-def dense_weights(kind: str) -> list[str]:
-    """The weights of the slopes in the dense output, as functions of θ and the size of a step."""
-    found = []
-    for n, (leading, rest) in enumerate(DENSE):
-        inner = repr(rest[-1])
-        for c in reversed(rest[:-1]):
-            inner = f"({inner}) * theta + {c!r}"
-        power = "theta" if n == 0 else "theta * theta"
-        found.append(f"{kind}(size * {leading!r} * {power} * ({inner}))")
-    return found
-
-
-def source(program: Program, written: Written) -> str:
-    """The whole C++ program."""
+    - `implicit`: whether its steps are linearly implicit; the Jacobian drops the `zeros` then.
+    """
     real, seen = weight_type(program), np.dtype(program.dtype).name
     leaves = {name: program.leaves[i] for i, name in written.arrays.items()}
     kinds = {name: np.dtype(leaf.dtype).name for name, leaf in leaves.items()}
@@ -130,19 +138,13 @@ def source(program: Program, written: Written) -> str:
             "Looks",
         ),
     ]
-    # The last stage reads all slopes but its own, so that it begins the sum of the error.
-    bodies = [f"AT = Y + SIZE * ({combined(row)});" for row in A[1:-1]]
-    bodies.append(
-        f"const Vector at = Y + SIZE * ({combined(A[-1])}), error = {combined(ERROR[:-1])}; "
-        f"AT = at; ERROR = error;"
-    )
-    stages = [_each_weight(f"stage_{n}", body) for n, body in enumerate(bodies, 1)]
-    calls = [
-        f"stage_{n}(block);\nslope(block, shared, block.at, block.k[{n}]);"
-        for n in range(1, len(A))
-    ]
+    if implicit:
+        entries = jacobian(program, written, zeros)
+        steps = steps_cpp.implicit(width, real, written, entries, places)
+    else:
+        steps = steps_cpp.explicit(width, real)
     between = "from.y[row][lane]"
-    for j in range(len(DENSE)):
+    for j in range(steps.stages):
         between = f"multiply_add(dense[{j}], from.k[{j}][row][lane], {between})"
     load, keep, fill = [], [], []
     for name, row in rows.items():
@@ -194,11 +196,13 @@ struct Arrays {{
 {indented([f"{array};" for array in arrays], 4)}
 }};
 struct Block {{
-    alignas(64) real y[WEIGHTS][LANES], at[WEIGHTS][LANES], k[7][WEIGHTS][LANES];
+    alignas(64) real y[WEIGHTS][LANES], at[WEIGHTS][LANES];
+    alignas(64) real k[{steps.stages}][{steps.rows}][LANES];
     alignas(64) real size[LANES], inverse[LANES], ground[LANES], keep[LANES], odd[LANES];
     alignas(64) real error[WEIGHTS][LANES];
     alignas(64) float total[LANES];
     alignas(64) double t[LANES], h[LANES], last[LANES], size_of_error[LANES], factor[LANES];
+{indented(steps.members, 4)}
     Given given;
     Scratch scratch;
 }};
@@ -211,6 +215,7 @@ struct Looks {{
     Scratch scratch;
 }};
 {"".join(functions)}
+{steps.before}
 // What is done with whole rows is written with vectors: one per row and type of weights.
 typedef real Vector __attribute__((vector_size(LANES * sizeof(real))));
 typedef float Short __attribute__((vector_size(LANES * sizeof(float))));
@@ -224,21 +229,22 @@ typedef float Short __attribute__((vector_size(LANES * sizeof(float))));
 #define ERROR VECTOR(block.error[row])
 #pragma GCC push_options
 #pragma GCC optimize("fp-contract=fast")
-{"".join(stages)}
-{_each_weight("accept", "Y = KEEP ? AT : Y; K(0) = KEEP ? K(6) : K(0);")}
+{steps.functions}
+{steps_cpp.each_weight("accept", steps.accept)}
 // The mean square of the estimated error of each lane, in units of its tolerance. The quotients
 // are rounded to single precision: nobody needs more digits of an estimate.
 static __attribute__((noinline)) void estimate(Block& block) {{
     Short total = {{}};
-    const Vector ground = VECTOR(block.ground), unit = SIZE * VECTOR(block.inverse);
+    const Vector ground = VECTOR(block.ground), unit = {steps.unit};
     for (int row = 0; row < WEIGHTS; row++) {{
-        const Vector error = unit * (ERROR + real({ERROR[-1]!r}) * K(6));
+        const Vector error = unit * ({steps.error});
         const Vector before = Y < 0 ? -Y : Y, after = AT < 0 ? -AT : AT;
         const Vector large = ground + (before > after ? before : after);
         const Short part = SHORT(error) / SHORT(large);
         total += part * part;
     }}
     *(Short*) block.total = total;
+    {steps.estimated}
 }}
 static __attribute__((noinline)) void control(Block& block) {{
     int lanes = LANES;
@@ -253,6 +259,7 @@ static __attribute__((noinline)) void control(Block& block) {{
     }}
 }}
 #pragma GCC pop_options
+{steps.stiffness}
 // The root mean square of a vector of a lane, in units of the tolerance.
 static double norm(
         const Block& block, const real (*x)[LANES], const real (*less)[LANES], int lane) {{
@@ -269,14 +276,15 @@ static double norm(
 static __attribute__((noinline, optimize("no-tree-vectorize"))) void interpolate(
         const Block& from, int lane, double time, real (*to)[LANES], int column) {{
     const double size = from.h[lane], theta = (time - from.t[lane]) / size;
-    const real dense[7] = {{{", ".join(dense_weights("real"))}}};
+    const real dense[{steps.stages}] = {{{", ".join(steps.dense)}}};
     for (int row = 0; row < WEIGHTS; row++) to[row][column] = {between};
 }}
 struct Flow {{
     const Shared& shared;
     const Arrays& arrays;
     const whole count;
-    double *reached, *time, *size, *last;
+    double *reached, *time, *size, *last, *crawled;
+    whole *begun, *looked;
     signed char* ends;
     bool* odds;
     {seen}* record;
@@ -284,6 +292,7 @@ struct Flow {{
     Looks looks;
     whole run[LANES], made[LANES];
     int mark[LANES];
+    double crawl[LANES];
 
     void flush() {{
         for (int i = 0; i < LANES; i++) looks.odd[i] = 0;
@@ -311,7 +320,9 @@ struct Flow {{
     }}
     void begin(whole n, int lane) {{
         run[lane] = n;
-        mark[lane] = made[lane] = 0;
+        mark[lane] = looked[n];
+        made[lane] = begun[n];
+        crawl[lane] = crawled[n];
 {indented(load, 8)}
         block.t[lane] = size[n] > 0 ? time[n] : reached[n];
         block.h[lane] = size[n];
@@ -327,45 +338,51 @@ struct Flow {{
         last[n] = block.last[lane];
         reached[n] = when;
         ends[n] = how;
+        crawled[n] = crawl[lane];
+        begun[n] = made[lane];
+        looked[n] = mark[lane];
         odds[n] |= DROPS && block.odd[lane] > 0;
-        miss(n, mark[lane]);
+        if (how != {STIFF}) miss(n, mark[lane]);
         run[lane] = -1;
         block.size[lane] = block.h[lane] = 0;
     }}
 }};
 extern "C" void flow(whole* queue, whole runs, whole count, whole limit, const double* targets,
-        const bool* alive, const double* tolerance, const double* ground, double* reached,
-        double* time, double* size, double* last, signed char* ends, bool* odds, {seen}* record,
+        const bool* goes_on, const double* tolerance, const double* ground,
+        const double* patience, double* reached, double* time, double* size, double* last,
+        double* crawled, whole* begun, whole* looked, signed char* ends, bool* odds,
+        {seen}* record,
         {", ".join(arrays)}) {{
     const Arrays arrays{{{names}}};
     const Shared shared{{{", ".join(shared)}}};
     Flow* const flow = new (std::align_val_t(64)) Flow{{
-        shared, arrays, count, reached, time, size, last, ends, odds, record}};
+        shared, arrays, count, reached, time, size, last, crawled, begun, looked, ends, odds,
+        record}};
     Block& block = flow->block;
     whole* const run = flow->run;
     int* const mark = flow->mark;
     for (int lane = 0; lane < LANES; lane++) run[lane] = -1;
     bool more = true;
     for (;;) {{
-        bool begun[LANES], trial[LANES], starts = false, goes = false;
+        bool fresh[LANES], trial[LANES], starts = false, goes = false;
         for (int lane = 0; lane < LANES; lane++) {{
-            begun[lane] = trial[lane] = false;
+            fresh[lane] = trial[lane] = false;
             while (more && run[lane] < 0) {{
                 const whole n = __atomic_fetch_add(queue, 1, __ATOMIC_RELAXED);
                 if (n >= runs) {{ more = false; break; }}
-                odds[n] = false;
-                if (!alive[n]) {{ flow->miss(n, 0); continue; }}
+                if (!goes_on[n]) continue;
                 flow->begin(n, lane);
                 block.inverse[lane] = real(1 / tolerance[n]);
                 block.ground[lane] = real(ground[n]);
                 while (mark[lane] < count && targets[mark[lane]] <= block.t[lane])
                     flow->show(lane, targets[mark[lane]]);
                 if (targets[count] <= block.t[lane]) {{
+                    looked[n] = mark[lane];
                     ends[n] = {FINISHED};
                     run[lane] = -1;
                     continue;
                 }}
-                begun[lane] = starts = true;
+                fresh[lane] = starts = true;
                 trial[lane] = !(size[n] > 0);
             }}
             goes |= run[lane] >= 0;
@@ -375,7 +392,7 @@ extern "C" void flow(whole* queue, whole runs, whole count, whole limit, const d
             slope(block, shared, block.y, block.error);
             double weights[LANES], rise[LANES], step[LANES];
             for (int lane = 0; lane < LANES; lane++) {{
-                if (!begun[lane]) continue;
+                if (!fresh[lane]) continue;
                 for (int row = 0; row < WEIGHTS; row++)
                     block.k[0][row][lane] = block.error[row][lane];
                 if (!trial[lane]) continue;
@@ -395,7 +412,7 @@ extern "C" void flow(whole* queue, whole runs, whole count, whole limit, const d
             }}
         }}
         for (int lane = 0; lane < LANES; lane++) block.size[lane] = real(block.h[lane]);
-{indented(calls, 8)}
+{indented(steps.calls, 8)}
         estimate(block);
         control(block);
         double after[LANES];
@@ -412,14 +429,17 @@ extern "C" void flow(whole* queue, whole runs, whole count, whole limit, const d
             interpolate(block, lane, targets[count], block.error, lane);
             flow->end(lane, {FINISHED}, targets[count], block.error);
         }}
+{indented(ASK, 8) if steps.stiffness else ""}
         accept(block);
         for (int lane = 0; lane < LANES; lane++) {{
             if (run[lane] < 0) continue;
             if (block.keep[lane] > 0) {{
                 block.t[lane] = after[lane];
                 block.last[lane] = block.size_of_error[lane];
+                flow->crawl[lane]++;
             }}
             block.h[lane] *= block.factor[lane];
+{indented(LEAVE, 12) if steps.stiffness else ""}
             const bool stuck = !(block.t[lane] + block.h[lane] > block.t[lane]);
             if (stuck || flow->made[lane] >= limit)
                 flow->end(lane, stuck ? {DIVERGED} : {STEP_LIMIT}, block.t[lane], block.y);
@@ -432,22 +452,16 @@ extern "C" void flow(whole* queue, whole runs, whole count, whole limit, const d
 """
 
 
-def _each_weight(name: str, body: str) -> str:
-    """A function of a block that does the same with every weight of every lane."""
-    return f"""
-static __attribute__((noinline)) void {name}(Block& block) {{
-    for (int row = 0; row < WEIGHTS; row++) {{ {body} }}
-}}
-"""
-
-
 @functools.lru_cache(maxsize=64)
 def _compiled(
-    program: Program, zeros: tuple[bytes, ...] | None, options: tuple[str, ...]
+    program: Program,
+    zeros: tuple[bytes, ...] | None,
+    options: tuple[str, ...],
+    implicit: bool,
 ) -> Callable[..., None] | CannotFuse:
     """The loop, or why there is none: a compiler that fails is not called twice."""
     try:
-        found = library(source(program, write(program, zeros)), options)
+        found = library(source(program, write(program, zeros), implicit, zeros), options)
     except CannotFuse as reason:
         return reason
 
@@ -461,10 +475,13 @@ def _compiled(
 
 
 def compiled(
-    program: Program, zeros: tuple[bytes, ...] | None, options: tuple[str, ...] = ()
+    program: Program,
+    zeros: tuple[bytes, ...] | None,
+    options: tuple[str, ...] = (),
+    implicit: bool = False,
 ) -> Callable[..., None]:
     """The loop of a program; `CannotFuse` if the compiler fails or takes too long."""
-    found = _compiled(program, zeros, options)
+    found = _compiled(program, zeros, options, implicit)
     if isinstance(found, CannotFuse):
         raise found
     return found
@@ -477,12 +494,15 @@ class Course(NamedTuple):
     - `time`, `size`, `last`: the time at which the solver's next step begins, its size, and the
       logarithm of the squared error of the last step that it kept. There, it has weights of its
       own (`ahead`). A size of zero means that it begins from the weights themselves.
+    - `crawled`: explicit steps in a row whose size was bounded by stability; infinite for a run
+      that makes implicit steps.
     """
 
     reached: Any
     time: Any
     size: Any
     last: Any
+    crawled: Any
 
 
 class Flowed(NamedTuple):
@@ -513,6 +533,7 @@ def advance(
     tolerances: tuple[np.ndarray, np.ndarray],
     running: np.ndarray,
     cores: int,
+    patience: np.ndarray | float = np.inf,
     options: tuple[str, ...] = (),
 ) -> Flowed:
     """All runs to the last target; they are recorded at the others.
@@ -525,21 +546,43 @@ def advance(
     - `tolerances`: relative tolerance and the weight that makes it absolute, one per run.
     - `running`: which runs have not failed before.
     - `cores`: the number of threads.
+    - `patience`: the explicit steps in a row that stability may bound; a run that makes more goes
+      on by implicit steps.
     - `options`: more options for the compiler.
     """
-    loop, runs, count = compiled(program, zeros, options), len(running), len(targets) - 1
+    runs, count = len(running), len(targets) - 1
     fixed = [np.ascontiguousarray(leaves[i]) for i in program.given]
     weights = [np.array(leaves[i], order="C") for i in program.carried]
     ahead = [np.array(a, order="C") for a in ahead]
     course = Course(*(np.array(a, np.float64) for a in course))
     record = np.empty((runs, count, program.seen_count), program.dtype)
     ends, odd = np.zeros(runs, np.int8), np.zeros(runs, bool)
-    given = (np.asarray(targets, np.float64), np.asarray(running, bool))
-    given += tuple(np.ascontiguousarray(a, np.float64) for a in tolerances)
-    queue, numbers = np.zeros(1, np.int64), (runs, count, limit)
-    arrays = (*given, *course, ends, odd, record, *weights, *fixed, *ahead)
-    workers = max(1, min(cores, -(-runs // lanes(program))))
-    with ThreadPoolExecutor(workers) as pool:  # the loop holds no lock
-        for job in [pool.submit(loop, queue, numbers, *arrays) for _ in range(workers)]:
-            job.result()
+    running, stiff = np.asarray(running, bool), np.isinf(course.crawled)
+    record[~running] = np.nan
+    begun, looked = np.zeros((2, runs), np.int64)
+    state = (*course, begun, looked, ends, odd, record, *weights, *fixed, *ahead)
+    times, workers = np.asarray(targets, np.float64), max(1, min(cores, -(-runs // lanes(program))))
+
+    def call(implicit: bool, goes_on: np.ndarray, patience: Any) -> None:
+        if not goes_on.any():
+            return
+        loop, queue = compiled(program, zeros, options, implicit), np.zeros(1, np.int64)
+        known = (goes_on, *tolerances, np.broadcast_to(patience, runs))
+        kinds = (bool, np.float64, np.float64, np.float64)
+        known = tuple(np.ascontiguousarray(a, k) for a, k in zip(known, kinds, strict=True))
+        with ThreadPoolExecutor(workers) as pool:  # the loop holds no lock
+            given = (queue, (runs, count, limit), times, *known, *state)
+            for job in [pool.submit(loop, *given) for _ in range(workers)]:
+                job.result()
+
+    call(False, running & ~stiff, patience)
+    crawling = running & (ends == STIFF)
+    course.crawled[crawling] = np.inf
+    try:
+        call(True, running & (stiff | crawling), np.inf)
+    except CannotFuse:
+        if (running & stiff).any():
+            raise
+        course.crawled[crawling] = 0.0
+        call(False, crawling, np.inf)
     return Flowed(weights, ahead, course, record, ends, odd)

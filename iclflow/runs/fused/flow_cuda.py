@@ -33,12 +33,12 @@ from iclflow.runs.fused.flow_cpp import (
     STEP_LIMIT,
     Course,
     Flowed,
-    dense_weights,
     weight_rows,
     weight_type,
 )
 from iclflow.runs.fused.program import Program, Written, write
 from iclflow.runs.fused.rules import FUNCTIONS
+from iclflow.runs.fused.steps_cpp import dense_weights
 from iclflow.runs.fused.tsit5 import CONTROL, DENSE, ERROR, A
 from iclflow.runs.fused.values import CannotFuse
 
@@ -344,7 +344,8 @@ def advance(
     leaves = {i: jnp.asarray(a) for i, a in leaves.items()}
     columns = _columns([leaves[i] for i in program.carried], [jnp.asarray(a) for a in ahead])
     runs, count = running.shape[0], len(targets) - 1
-    numbers, kind = [jnp.asarray(a) for a in (*course, *tolerances)], course.reached.dtype
+    *started, crawled = course  # a GPU makes explicit steps alone
+    numbers, kind = [jnp.asarray(a) for a in (*started, *tolerances)], course.reached.dtype
     jax.block_until_ready((leaves, columns, numbers, running))
     with cupy.cuda.Device(device.local_hardware_id):
         there = lambda a: cupy.from_dlpack(a)  # noqa: E731
@@ -379,7 +380,8 @@ def advance(
         flags = cupy.asnumpy(odd).astype(bool)
     found = [jnp.from_dlpack(a) for a in (*weights, *before)]
     weights, ahead = _rows(found[: len(weights)]), _rows(found[len(weights) :])
-    course = Course(*(jnp.from_dlpack(a.astype(kind)) for a in (reached, time, size, last)))
+    solver = [jnp.from_dlpack(a.astype(kind)) for a in (reached, time, size, last)]
+    course = Course(*solver, crawled=crawled)
     seen = by_run(jnp.from_dlpack(record), count, program.seen_count)
     return Flowed(weights, ahead, course, seen, jnp.from_dlpack(ends), flags)
 

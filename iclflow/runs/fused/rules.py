@@ -249,6 +249,21 @@ def _broadcast(_: Text, equation: Any, a: np.ndarray) -> np.ndarray:
     return np.broadcast_to(a.reshape(inner), shape)
 
 
+def _pad(text: Text, equation: Any, array: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Values around and between those of an array; negative widths take some away."""
+    for axis, (low, high, inside) in enumerate(equation.params["padding_config"]):
+        shape, size = list(array.shape), array.shape[axis]
+        shape[axis] = max(0, size + max(0, size - 1) * inside)
+        wide = np.full(shape, value.item(), object)
+        wide[(slice(None),) * axis + (slice(None, None, inside + 1),)] = array
+        ends = [(0, 0)] * array.ndim
+        ends[axis] = (max(0, low), max(0, high))
+        wide = np.pad(wide, ends, constant_values=value.item())
+        chosen = slice(max(0, -low), wide.shape[axis] - max(0, -high))
+        array = wide[(slice(None),) * axis + (chosen,)]
+    return array
+
+
 def _slice(_: Text, equation: Any, a: np.ndarray) -> np.ndarray:
     start, limit = equation.params["start_indices"], equation.params["limit_indices"]
     strides = equation.params["strides"] or (1,) * a.ndim
@@ -459,6 +474,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "concatenate": lambda text, equation, *a: np.concatenate(a, equation.params["dimension"]),
     "rev": lambda text, equation, a: np.flip(a, equation.params["dimensions"]),
     "slice": _slice,
+    "pad": _pad,
     "split": _split,
     "reduce_sum": _reduction(lambda text, dtype, row: text.total(row, dtype)),
     "reduce_prod": _reduction(_product_of),
