@@ -30,7 +30,15 @@ AS_BEGUN = "the runs before it were advanced so"
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """What observers see: a batch that has come as far as `mark`."""
+    """What an observer is shown: a batch that has come as far as `mark`.
+
+    - `batch`: the runs.
+    - `number`: the place of the batch among those of the sweep.
+    - `mark`: the step, or the time of a flow, that all runs have reached.
+    - `marks`: all save points.
+    - `stops`: the marks at which observers asked to look.
+    - `models`: the models at `mark`, stacked along the runs.
+    """
 
     batch: Batch
     number: int  # of the batch
@@ -42,7 +50,11 @@ class Piece:
 
 @runtime_checkable
 class AbstractObserver(Protocol):
-    """Something that looks on: progress, snapshots."""
+    """Something that looks on while a sweep trains: a progress bar, or snapshots of the weights.
+
+    An observer cannot change the runs. It says in advance where it wants to see the models, and is
+    called whenever a piece of a batch is done.
+    """
 
     def stops(self, marks: np.ndarray) -> Sequence[float]:
         """Marks at which a piece must end, so that this observer sees the models there."""
@@ -55,7 +67,13 @@ class AbstractObserver(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class BatchProgress:
-    """How far a batch has come; all that is needed to go on with it."""
+    """How far a batch has come, which is all that is needed to go on with it.
+
+    - `state`: the state of the dynamics of all runs.
+    - `record`: what was recorded, by name, [run, mark, ...], with NaN at the marks to come.
+    - `mark`: the step or time of the state; -1 before the first piece.
+    - `done`: how many marks are recorded.
+    """
 
     state: Any
     record: dict[str, Any]  # name -> [run, mark, ...], NaN where nothing is recorded yet
@@ -84,14 +102,21 @@ class BatchResult:
 
 @runtime_checkable
 class Disk(Protocol):
-    """Where the progress of a batch is kept."""
+    """Where the progress of a batch is kept, so that a later process can go on with it.
+
+    A batch is known by its number in the plan.
+    """
 
     def keeps(self, pieces: int) -> bool:
         """Whether a batch of so many pieces is worth keeping."""
         ...
 
     def agree(self, number: int, batch: Batch, pieces: int) -> tuple[Batch, int]:
-        """The engine and the pieces that the batch was begun with; those given, if it was not."""
+        """The engine and the pieces that the batch was begun with, or those given if it is new.
+
+        Both depend on measured speeds, and both change the last bits of the results. A batch that
+        goes on must therefore keep them.
+        """
         ...
 
     def resume(self, number: int, progress: BatchProgress) -> BatchProgress: ...
@@ -108,7 +133,19 @@ def run_batch(
     observers: Sequence[AbstractObserver],
     disk: Disk | None,
 ) -> BatchResult:
-    """Train a batch to the last mark, or to where Ctrl-C stops it; raised before the first."""
+    """Train a batch to its last mark, or to where Ctrl-C stops it.
+
+    An interrupt before anything is recorded is raised again. Later ones end the batch early, and
+    the result says so.
+
+    - `batch`, `number`: the runs, and their place among the batches of the sweep.
+    - `marks`: the save points, in whole steps of descent or times of a flow.
+    - `recording`: what is recorded at the save points.
+    - `final`: what is recorded of the last weights.
+    - `key`: randomness of the dynamics that all runs share; each has its own if it is None.
+    - `observers`: they are called after each piece.
+    - `disk`: where progress is kept; None keeps nothing.
+    """
     progress = BatchProgress(_start(batch, key), {})
     engine = choose(batch, progress.state, marks, recording.functions)
     count = pieces(_seconds(batch, engine.kind, marks), disk is not None)
@@ -227,7 +264,11 @@ def _fused(
 
 
 def _advances(found: Engine, batch: Batch, fused: Fused) -> Callable:
-    """What advances a batch on one loss, as long as `found` is of its kind."""
+    """The function that advances a batch on one loss.
+
+    A fused loop may turn out not to compile. The engine `found` then becomes `vmap` for good, with
+    the compiler's reason, and the piece is advanced by that.
+    """
     (loss, _, dynamics), axes = batch.parts, (batch.axes[0], batch.axes[2])
 
     def advance(now: Any, marks: np.ndarray, record: dict[str, Callable], jumps: bool) -> Any:
@@ -272,9 +313,13 @@ def _piece(
     longest: float,
     stops: set[float],
 ) -> BatchProgress:
-    """Advance to the next marks; between marks that are far apart, part of the way.
+    """Advance a batch by one piece, which ends at a mark or part of the way to a distant one.
 
-    The marks of a piece lie on one side of every jump of the loss.
+    All marks of a piece lie on one side of every jump of the loss.
+
+    - `size`: marks in a full piece. Shorter pieces are padded, so that one program serves all.
+    - `longest`: how far a piece may reach.
+    - `stops`: marks at which a piece must end, because observers look there.
     """
     begin, here = progress.done, max(progress.mark, 0.0)
     jump = piece_at(engine.loss, here)[2]
@@ -315,6 +360,10 @@ def _result(
     interrupted: bool,
     engine: Engine,
 ) -> BatchResult:
+    """What the runs recorded, with the quantities that are measured once at the end.
+
+    Padding is dropped here. Runs that an interrupt stopped are marked as interrupted.
+    """
     state, count = progress.state, batch.count
     ends, stopped = to_host(_ends(state))
     ended = outcome(ends)
@@ -339,7 +388,11 @@ def _result(
 
 
 def _room(batch: Batch, state: Any, record: dict[str, Callable], count: int) -> dict[str, Any]:
-    """Room for what is recorded at `count` marks, full of NaN."""
+    """Arrays for what is recorded at `count` marks, full of NaN.
+
+    They are made before the first piece, so that a resumed batch and a new one have the same
+    shapes.
+    """
     parts = (batch.parts[0], batch.axes[0], state.model, record, np.zeros(()))
     shapes = eqx.filter_eval_shape(_record, *parts)
     return jax.tree.map(lambda like: _empty(like, like.shape[1:], count), shapes)
@@ -351,7 +404,10 @@ def _empty(like: Any, shape: tuple[int, ...], count: int) -> np.ndarray:
 
 
 def _start(batch: Batch, key: PRNGKeyArray | None) -> Any:
-    """The states of a batch at its start."""
+    """The states of all runs of a batch at its start.
+
+    The weights are drawn by `draw_models`, so that theory and summaries can draw the same ones.
+    """
     (loss, init, dynamics), (loss_axis, init_axis, dynamics_axis) = batch.parts, batch.axes
     models = draw_models(init, batch.weights, init_axis)
     return _begun(loss, dynamics, models, batch.seeds, key, (loss_axis, dynamics_axis))

@@ -63,7 +63,12 @@ class Vary(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """One dimension of a sweep and the values that fields have along it."""
+    """One dimension of a sweep, and the values that fields have along it.
+
+    - `name`: of the dimension.
+    - `fields`: field -> its values, all of one length. None at a place leaves the field as it is.
+    - `labels`: of the places, where they have names of their own.
+    """
 
     name: str
     fields: Mapping[str, tuple[Any, ...]]  # all of one length; None leaves a field out there
@@ -255,7 +260,10 @@ class AbstractCells(abc.ABC):
 
 
 def seed_numbers(seeds: int | Sequence[int]) -> np.ndarray:
-    """The seeds of a sweep: so many from 0 on, or those listed; `ValueError` unless they differ."""
+    """The seeds of a sweep as numbers; `ValueError` unless they differ.
+
+    - `seeds`: how many, from 0 on, or a list of them.
+    """
     listed = not isinstance(seeds, str | bytes) and np.iterable(seeds)
     count = len(seeds) if listed else require_size("the number of seeds", seeds, least=0)  # pyright: ignore
     require_memory(SEED_BYTES * count, f"{count:,} seeds", "give fewer, or sweep them in parts")
@@ -581,7 +589,11 @@ def _stated(axes: Any) -> dict[str, Any]:
 
 
 def _require_same(starts: Starts, stated: Mapping[str, Any]) -> None:
-    """Refuse axes that have other values than those of the runs to go on from."""
+    """Refuse axes whose values differ from those of the runs to go on from.
+
+    - `starts`: the last weights of the earlier sweep.
+    - `stated`: the axes of this one.
+    """
     for name, labels in starts.axes.items():
         if name in stated and axis_labels(name, stated[name]).tolist() != labels.tolist():
             raise ValueError(
@@ -591,7 +603,11 @@ def _require_same(starts: Starts, stated: Mapping[str, Any]) -> None:
 
 
 def _loss_of(source: Any) -> Callable[[int], AbstractLoss]:
-    """Seed -> loss, from a loss, a task, or a function key -> loss."""
+    """Seed -> loss.
+
+    - `source`: a loss, which all seeds share; a task, for its population; or a function from a
+      random key to a loss, which draws one per seed.
+    """
     loss = Population(source) if isinstance(source, AbstractTask) else source
     if isinstance(loss, AbstractLoss):
         return lambda seed: loss

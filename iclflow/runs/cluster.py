@@ -48,7 +48,10 @@ def local_client(workers: int) -> Iterator[Any]:
 
 @contextmanager
 def remote_client(address: str) -> Iterator[Any]:
-    """A cluster that runs already, by the address of its scheduler, or by its scheduler file."""
+    """A client of a cluster that runs already.
+
+    - `address`: of its scheduler, or the name of its scheduler file.
+    """
     distributed = require("distributed")
     if "://" not in address and address.endswith(".json") and not Path(address).is_file():
         raise ValueError(f"there is no scheduler file {address}; dask scheduler writes it")

@@ -58,7 +58,11 @@ def _measured(functions: dict[str, Any], model: AbstractModel, loss: AbstractLos
 
 
 def recordings(batch: Batch, computed: Mapping[str, Summary]) -> tuple[Recording, Recording]:
-    """What a batch records at its save points and of its last weights."""
+    """What a batch records at its save points, and what it records of its last weights.
+
+    - `batch`: the runs, whose point says what is asked for.
+    - `computed`: the summaries. Some of them need the last weights, which are then recorded too.
+    """
     loss, _, dynamics = batch.one
     warn_single_precision(loss)
     common = loss if batch.axes[0] is None else None
@@ -80,7 +84,13 @@ def train(
     observers: Sequence[AbstractObserver] = (),
     disk: Disk | None = None,
 ) -> Trained:
-    """A batch to its end, or to where Ctrl-C stops it."""
+    """Train a batch to its end, or to where Ctrl-C stops it, and compute its summaries.
+
+    - `batch`, `number`: the runs, and their place among the batches of the sweep.
+    - `cells`: the sweep that they belong to, which says what is summarised.
+    - `observers`: they are called after each piece.
+    - `disk`: where progress is kept; None keeps nothing.
+    """
     during, last = recordings(batch, cells.computed)
     marks = batch.point.marks
     result = run_batch(batch, number, marks, during, last, cells.key, observers, disk)
@@ -109,7 +119,17 @@ class Block:
 
 @dataclasses.dataclass
 class Answer:
-    """What a block found: arrays [*cells of the region, ...], NaN where nothing was computed."""
+    """What a block found: arrays [*cells of the region, ...], NaN where nothing was computed.
+
+    - `values`: name -> (dims after the cells', array).
+    - `clocks`: the clock and the step at the save points, [*axes, time].
+    - `done`: which cells were computed.
+    - `failures`: the place of each cell that failed, and the reason.
+    - `kinds`: the place in `ENGINES` of the engine that advanced each cell, or -1.
+    - `engines`: the engines in words.
+    - `timed`: whether any of the clocks is t/τ.
+    - `labels`: coordinates that records bring along, as in `GridLayout`.
+    """
 
     values: Variables
     clocks: dict[str, np.ndarray]  # clock and step at the save points, [*axes, time]
@@ -172,7 +192,14 @@ def _unpickled(cells: bytes) -> AbstractCells:
 
 
 def _run(entries: list[Entry], one: Any, found: list, failures: list) -> None:
-    """Train entries; what raises is halved until single cells are left, which are failures."""
+    """Train entries; where that raises an error, train each half by itself.
+
+    In the end single cells are left, and those that still raise are failures with their reason. One
+    bad cell among thousands thus costs some repeated work and none of the others.
+
+    - `one`: trains a list of entries.
+    - `found`, `failures`: lists that the results and the failures are added to.
+    """
     try:
         found += list(one(entries))
     except Exception as error:
@@ -208,6 +235,15 @@ def _trained(
     whole: int,
 ) -> Iterator[Trained]:
     # All cells of one shape: fill up. Else each shape has a batch of its own.
+    """Train entries in the batches that a full block has.
+
+    Where all cells have one shape, the batch is filled up to the size of the block, so that every
+    block runs the same compiled program. Otherwise each shape has a batch of its own.
+
+    - `engines`: for each place, the engine and the number of runs that share its program.
+    - `size`: the cells of a full block.
+    - `whole`: the cells of this block, wanted or not.
+    """
     plans = planned(entries, seeds)
     if len(plans) == 1 and plans[0].count < max(whole, size):
         plans = planned(entries, seeds, [max(whole, size)])

@@ -92,9 +92,11 @@ def steps_of(marks: np.ndarray) -> float:
 
 
 def operations(loss: Any, dynamics: Any, model: Any) -> float:
-    """Operations of one step of one run, counted in its traced program; nothing is computed.
+    """The operations of one step of one run, counted in its traced program. Nothing is computed.
 
-    A step of a flow is counted as its gradients. Loss, dynamics and model are those of one run.
+    A step of a flow is counted by its gradients.
+
+    - `loss`, `dynamics`, `model`: those of one run; of the model the shapes alone matter.
     """
     return _operations(loss, dynamics, model)
 
@@ -153,7 +155,12 @@ def seconds(engine: str, operations: float, runs: int, steps: float) -> float:
 
 
 def compiling(engine: str, operations: float, work: float = 0.0) -> float:
-    """How long the compiler of an engine takes; `work` as in `speed`."""
+    """The seconds that the compiler of an engine takes.
+
+    - `engine`: vmap, C++ or CUDA.
+    - `operations`: of one step of one run.
+    - `work`: as in `speed`.
+    """
     return speed(engine, work).compiling * max(operations / PROBE_OPERATIONS, 0.5)
 
 
@@ -254,7 +261,12 @@ def probe() -> dict[str, Speed]:
 
 
 def _timed(advance: Callable[[np.ndarray], Any], count: float, runs: int, steps: int) -> Speed:
-    """The speed of an engine from its first call, which compiles, and the best of three more."""
+    """The speed of an engine, from its first call, which compiles, and the best of three more.
+
+    - `advance`: takes save points and trains to the last of them.
+    - `count`: operations of one step of one run.
+    - `runs`, `steps`: what one call trains.
+    """
     marks, spent = np.asarray([steps]), []
     for _ in range(4):
         began = time.perf_counter()

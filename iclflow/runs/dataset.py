@@ -73,7 +73,12 @@ class Trained:
 
 
 def by_point(cells: np.ndarray) -> list[tuple[tuple[int, ...], slice]]:
-    """The places along the axes of a batch, each with its runs, which lie side by side."""
+    """The places along the axes of a batch, each with the slice of its runs.
+
+    The runs of one place lie side by side.
+
+    - `cells`: the place of each run, [run, axis], the seed's last.
+    """
     places = cells[:, :-1]
     ends = np.flatnonzero((places[1:] != places[:-1]).any(axis=1)) + 1 if places.shape[1] else []
     starts = [0, *(int(end) for end in ends)]
@@ -100,8 +105,10 @@ class GridLayout:
 def laid_out(
     found: Sequence[Trained], shape: tuple[int, ...], keeps: Callable[[str], bool]
 ) -> GridLayout:
-    """The batches on a grid of this shape, the seeds last.
+    """Put what batches found onto a grid, the seeds last.
 
+    - `found`: the batches.
+    - `shape`: of the grid; cells that no batch reached are NaN.
     - `keeps`: whether a record is kept, by its name.
     """
     parts: dict[str, tuple[tuple[str, ...], list]] = {}
@@ -136,7 +143,13 @@ def laid_out(
 
 
 def assemble(found: Sequence[Trained], cells: AbstractCells) -> xr.Dataset:
-    """All runs on their grid; runs that were not reached are NaN and `interrupted`."""
+    """Put all runs onto their grid as a labelled Dataset.
+
+    Runs that were not reached are NaN, and their `result` is `interrupted`.
+
+    - `found`: the batches that came to their end, or to an interrupt.
+    - `cells`: the sweep, which has the labels and what the Dataset is stamped with.
+    """
     layout = laid_out(found, cells.shape, cells.keeps)
     values, lead = dict(layout.values), cells.dims
     result, stopped = (values.pop(name)[1] for name in ("result", "stopped"))
@@ -196,7 +209,13 @@ def label_of(name: str, cells: AbstractCells) -> dict[str, str]:
 
 
 def on_grid(parts: Sequence[tuple[tuple, np.ndarray]], shape: tuple[int, ...]) -> np.ndarray:
-    """Rows of runs at their places; runs of other shapes (fewer heads) leave NaN elsewhere."""
+    """Put rows of runs at their places on a grid.
+
+    Runs of other shapes, with fewer heads for example, leave NaN in what they do not have.
+
+    - `parts`: pairs of (index arrays of the places, rows [run, ...]).
+    - `shape`: of the grid.
+    """
     place, array = parts[0]
     in_order = np.arange(len(array))
     if len(array) == np.prod(shape) and np.all(np.ravel_multi_index(place, shape) == in_order):
@@ -229,7 +248,11 @@ def _clocks(dynamics: AbstractDynamics, axis: Any, marks: ArrayLike) -> Any:
 
 
 def final_models(runs: Mapping[str, Any], init: AbstractInitialiser) -> AbstractModel:
-    """The last models of a sweep with `final=["weights"]`, stacked along its seeds."""
+    """The last models of a sweep that was asked for `final=["weights"]`, stacked along its seeds.
+
+    - `runs`: the Dataset, or a mapping with its variables.
+    - `init`: the initialiser of the sweep, which says what kind of model the weights belong to.
+    """
     like = empty_model(init)
     axes = like.axes()
 

@@ -26,10 +26,13 @@ def cores() -> int:
 
 
 def in_plain_loops(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` under `jit`, on a CPU with sums as plain loops.
+    """Compile a function so that a CPU adds along an axis in plain loops.
 
-    JAX admits options of the compiler in the outermost `jit` alone, so `simulate`, which others
-    transform, goes without, and so does a call inside a transformation, such as a gradient.
+    JAX takes options of the compiler only in the outermost `jit`. A call inside a transformation,
+    such as a gradient, is therefore compiled without them, and so is `simulate`, which others
+    transform.
+
+    - `function`: takes and returns pytrees of arrays.
     """
 
     def call(*args: Any) -> Any:
@@ -41,11 +44,16 @@ def in_plain_loops(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _jitted(function: Callable[..., Any], outermost: bool) -> Callable[..., Any]:
+    """The compiled function, one for each of its two uses.
+
+    - `outermost`: whether nothing outside is traced, so that the options apply.
+    """
     options: dict[str, Any] = {"compiler_options": _options()} if outermost else {}
     return eqx.filter_jit(function, **options)
 
 
 def _options() -> dict[str, str]:
+    """The options that this version of XLA knows; none on a GPU."""
     if jax.default_backend() != "cpu":
         return {}
     try:
@@ -61,10 +69,13 @@ THREADS = 4  # more find no more memory to write to
 
 
 def to_host(tree: Any) -> Any:
-    """Arrays as NumPy's, not to be written to; from a GPU through pinned memory.
+    """Copy arrays to NumPy arrays that must not be written to.
 
-    A GPU writes there directly, and the pages are there from the transfer before; into an array
-    that is new the same numbers take several times as long.
+    From a GPU the way goes through pinned memory. The GPU writes there directly, and the pages are
+    still there from the transfer before. Writing the same numbers into a new array takes several
+    times as long.
+
+    - `tree`: a pytree with JAX or NumPy arrays.
     """
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
     if jax.default_backend() == "gpu" and size <= MOST:
@@ -79,7 +90,13 @@ def _pinned(array: Any) -> Any:
 
 
 def copied(array: np.ndarray) -> np.ndarray:
-    """A copy to write to; most of the time goes into new pages, which threads ask for together."""
+    """A copy of an array that may be written to.
+
+    Most of the time of a large copy is spent on new pages of memory, so several threads ask for
+    them together.
+
+    - `array`: of any order and shape.
+    """
     threads = min(THREADS, cores() // 2)
     if threads < 2 or array.nbytes < LARGE:
         return np.array(array)

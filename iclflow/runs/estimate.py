@@ -147,7 +147,12 @@ class _Kind:
 
 
 def _program(cells: AbstractCells, kind: _Kind, refused: list[str]) -> SharedProgram:
-    """What the cells of one program take; the reason goes to `refused` if none can be built."""
+    """What the cells of one compiled program take.
+
+    - `cells`: the sweep.
+    - `kind`: the points of this program.
+    - `refused`: a list that the reason is added to, if none of the points can be built.
+    """
     runs = kind.points * cells.count
     try:
         outline = cells.outline(kind.place)

@@ -23,7 +23,14 @@ SAVE_EVERY = 5.0  # seconds between two states on disk, so that saving never cos
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """Runs that differ in their seed only: a place in the grid, and what they share."""
+    """Runs that differ in their seed only: a place along the axes, and what they share.
+
+    - `index`: the place along the axes.
+    - `loss`, `init`, `dynamics`: what these runs have in common.
+    - `seeds`: the positions of these runs among all seeds of the sweep.
+    - `weights`: the seed that draws the initial weights of each run.
+    - `point`: the `Point` they belong to, which says when they save and what they record.
+    """
 
     index: tuple[int, ...]  # along the axes
     loss: AbstractLoss
@@ -36,7 +43,21 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Runs of one static shape that advance together; those past `count` only fill it up."""
+    """Runs of one static shape that advance together in one compiled program.
+
+    The arrays may be longer than the number of runs, so that all batches of a sweep have the same
+    shape and share their program. Rows past `count` repeat earlier ones and are dropped at the end.
+
+    - `parts`: loss, initialiser and dynamics, each stacked along the runs or shared by all of them.
+    - `axes`: which of the parts are stacked, in the form that `eqx.filter_vmap` takes.
+    - `cells`: the place of each run in the grid, [run, axis]; the seed comes last.
+    - `seeds`: the seed of each run.
+    - `weights`: the seed that draws the initial weights of each run.
+    - `like`: a model with the shapes of one run.
+    - `points`: the `Point` of each place along the axes.
+    - `group`: how many runs share the compiled program, those of other batches included.
+    - `engine`: the engine that must advance the batch; None for the cheapest.
+    """
 
     parts: tuple[Any, Any, Any]  # loss, init, dynamics: stacked, or one for all
     axes: tuple[Any, Any, Any]  # as in `eqx.filter_vmap`
@@ -73,9 +94,15 @@ def batches(
     recorded: Callable[[Entry, AbstractModel], int],
     sizes: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
-    """All runs, in batches; `recorded` says how many bytes one of them records.
+    """Cut the runs into batches that fit in memory.
 
-    `sizes` of the batches are those of an earlier plan; otherwise what fits in memory now.
+    Entries are grouped by the program that they need (`program_of`). Each group is cut into batches
+    of one size, and the last one is filled up to that size.
+
+    - `entries`: the runs.
+    - `seeds`: all seeds of the sweep, among which entries have positions.
+    - `recorded`: the number of bytes that one run of an entry records.
+    - `sizes`: the sizes of the batches of an earlier plan; if omitted, what fits in memory now.
     """
     number = 0
     groups: dict[Any, list[Entry]] = {}
@@ -113,7 +140,14 @@ PARTS = ("loss", "init", "dynamics")
 
 
 def program_of(entry: Entry) -> Hashable:
-    """What runs must have in common to be trained together."""
+    """What runs must have in common to be trained together.
+
+    Two entries with equal answers have arrays of the same shapes and the same static parts, save at
+    the same marks, and record the same. A loss with many numbers is never copied for each run, so
+    only runs that share the very object are put together.
+
+    - `entry`: the runs in question.
+    """
     size = numbers(entry.loss)
     shared = None if size <= SMALL else id(entry.loss)
     shared = (shared, entry.point.marks.tobytes(), entry.point.records)
@@ -123,7 +157,12 @@ def program_of(entry: Entry) -> Hashable:
 
 
 def _stack(trees: Sequence[Any], rows: np.ndarray) -> tuple[Any, Any]:
-    """One tree for every run and its vmap axes; the tree itself if all are the same object."""
+    """One tree for every run, and its axes for `vmap`.
+
+    - `trees`: one per entry. If all of them are the same object, that object is shared and not
+      copied.
+    - `rows`: the entry of each run.
+    """
     first = trees[0]
     if all(tree is first for tree in trees):
         return first, None
@@ -151,7 +190,14 @@ def pieces(seconds: float, stored: bool) -> int:
 
 
 def reach(marks: np.ndarray, count: int) -> float:
-    """How far one of `count` pieces may reach: of many, between marks that are far apart, less."""
+    """The furthest that one piece may advance beyond its beginning.
+
+    A run in few pieces has no such limit. A run in many pieces has one, because two save points may
+    lie so far apart that a kill between them would lose a long time of work.
+
+    - `marks`: the save points.
+    - `count`: into how many pieces the run is cut.
+    """
     if count < MANY_PIECES:
         return np.inf
     longest = float(marks[-1]) / count

@@ -100,7 +100,11 @@ def measured_times(runs: Finished) -> np.ndarray:
 
 
 def plateau_lengths(runs: Finished) -> np.ndarray:
-    """From 90% of the drop before (the start) to 10% of the drop after."""
+    """How long each plateau lasts, on the clock of the runs.
+
+    A plateau begins when the drop before it is 90% done (the first begins at the start) and ends
+    when the next drop is 10% done.
+    """
     begin = _down(runs, LATE)[:, :-1] if len(runs.levels) > 1 else np.zeros((len(runs.loss), 0))
     end = _down(runs, EARLY)
     first = np.zeros((len(end), min(1, end.shape[1])))
@@ -113,7 +117,10 @@ def _down(runs: Finished, share: float) -> np.ndarray:
 
 
 def detected_times(runs: Finished) -> np.ndarray:
-    """The drops that the stage detector finds, which knows no theory."""
+    """The times of the drops that the stage detector finds in each loss curve.
+
+    The detector knows no theory, so its drops can be compared with those that theory predicts.
+    """
     found = []
     for time, loss in zip(runs.time, runs.loss, strict=True):
         if not np.isfinite(time).any():
@@ -127,7 +134,11 @@ def detected_times(runs: Finished) -> np.ndarray:
 
 
 def predicted_times(runs: Finished) -> np.ndarray:
-    """When the theory has the drops, from the same initial weights; NaN where none covers it."""
+    """When theory has the drops from the same initial weights.
+
+    The entries are NaN where no theory covers the model, or where it would take longer than a
+    second per run.
+    """
     found = np.full((len(runs.seeds), max(0, len(runs.levels) - 1)), np.nan)
     if not found.shape[1]:
         return found
@@ -183,7 +194,10 @@ SUMMARIES: dict[str, Summary] = {
 
 
 def summaries_of(record: Record) -> tuple[Record, dict[str, Summary]]:
-    """What is recorded at the save points, and the summaries that were asked for beside it."""
+    """Separate what is recorded at the save points from the summaries asked for beside it.
+
+    - `record`: as in `sweep`: names, functions, and summaries.
+    """
     items = by_name(record)
     for item in items.values():
         if isinstance(item, str):
@@ -200,7 +214,11 @@ def summaries_of(record: Record) -> tuple[Record, dict[str, Summary]]:
 
 
 def summarise(wanted: Mapping[str, Summary], runs: Finished) -> dict[str, np.ndarray]:
-    """The summaries by name, [run, ...]."""
+    """Compute summaries of the runs of one point, by name, each [run, ...].
+
+    - `wanted`: the summaries by name.
+    - `runs`: the runs that have ended.
+    """
     found: dict[str, np.ndarray] = {}
     for name, summary in wanted.items():
         if name == "prediction_error" and {"predicted_times", "drop_times"} <= found.keys():

@@ -21,9 +21,14 @@ def vmapped(
     marks: np.ndarray,
     record: dict[str, Callable],
 ) -> Advanced:
-    """All runs of (loss, dynamics, state) to the last mark, with what they record at the marks.
+    """Advance all runs to the last mark under `vmap`, with what they record at the marks.
 
-    - `axes`: of loss and dynamics, as in `eqx.filter_vmap`.
+    On a CPU the runs are cut into equal shares, one per core, which run at the same time.
+
+    - `parts`: loss, dynamics and state; where each run has its own, their arrays are stacked.
+    - `axes`: of loss and dynamics, in the form that `eqx.filter_vmap` takes.
+    - `marks`: the save points.
+    - `record`: name -> function of (model, loss).
     """
     _, dynamics, state = parts
     of_state = own_leaves(dynamics, state)
@@ -47,7 +52,11 @@ def vmapped(
 
 
 def one_clock(dynamics: Any, state: Any) -> Any:
-    """One counter for the whole batch keeps the inner loop free of tests a run."""
+    """Give the whole batch one step counter, so that the inner loop has no test per run.
+
+    - `dynamics`: says which fields of its state all runs share.
+    - `state`: the stacked states.
+    """
     for name in dynamics.shared:
         state = eqx.tree_at(lambda s, n=name: getattr(s, n), state, getattr(state, name)[0])
     return state
@@ -70,7 +79,11 @@ def _advanced(loss, dynamics, state, marks, record, axes) -> Advanced:
 
 
 def own_leaves(dynamics: Any, state: Any) -> Any:
-    """Of each leaf of a state, whether every run has its own."""
+    """For each leaf of a state, whether every run has its own or all of them share it.
+
+    - `dynamics`: says which fields of its state all runs share.
+    - `state`: the stacked states.
+    """
     own = jax.tree.map(eqx.is_array, state)
     for name in dynamics.shared:
         own = eqx.tree_at(lambda s, n=name: getattr(s, n), own, False)

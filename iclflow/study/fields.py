@@ -284,9 +284,9 @@ class Fields:
         if self.change and self.steps is None and self.time is None:
             raise ValueError("a run whose task changes needs an end; give steps, or time")
         end = self.time if self.dynamics == "flow" else self.steps
-        for item in (self.change or ()) if end is not None else ():
+        for item in self.change or ():
             step, _ = variant("change", item)
-            if float(step) >= end:
+            if end is not None and float(step) >= end:
                 raise ValueError(
                     f"the change at {step} comes after the end of the run at {end:g}, so that it "
                     f"does nothing; leave it out"

@@ -146,7 +146,11 @@ class Settings(Fields):
 
     @classmethod
     def read(cls, file: Path | str | None = None, given: Mapping[str, Any] | None = None) -> Any:
-        """Settings of a TOML file or of a saved run, some given; refused if they cannot be run."""
+        """Settings of a file with some of them changed, refused if they cannot be run.
+
+        - `file`: TOML, or a run that was saved; None for the defaults.
+        - `given`: settings that win over those of the file.
+        """
         given = given or {}
         found = {} if file is None else _stated(Path(file))
         if "steps" in given or "time" in given:  # two ways to say when a run ends: the given wins
@@ -179,7 +183,11 @@ class Settings(Fields):
         return found
 
     def task(self, seed_offset: int = 0) -> Task:
-        """The task; `seed_offset` changes the eigenvectors."""
+        """The task that the settings state.
+
+        - `seed_offset`: how far a seed is from the first one. It changes what is drawn: the
+          eigenvectors, the pool of tasks and the fixed task.
+        """
         if self.prompts is not None:
             raise ValueError(
                 f"this needs a task whose law is known, and {self.prompts} holds prompts of any "
@@ -295,7 +303,13 @@ class Settings(Fields):
         seed_offset: int = 0,
         progress: Progress | None = None,
     ) -> AbstractLoss:
-        """The training loss, of given prompts or sampled with the data seed."""
+        """The training loss, of given prompts or sampled with the data seed.
+
+        - `source`: what is trained on.
+        - `choice`: the level of exactness.
+        - `seed_offset`: how far a seed is from the first one, where data vary with the seeds.
+        - `progress`: called while prompts are sampled.
+        """
         if isinstance(source, Prompts):
             loss = choice.of(source, progress=progress)
         else:

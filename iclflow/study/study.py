@@ -44,7 +44,14 @@ TEST_SEQUENCES = 5000  # for test losses of models without a population in close
 
 @dataclasses.dataclass
 class Study:
-    """What the settings say, built once."""
+    """What settings stand for, built once: the objects that a sweep takes.
+
+    - `settings`: in plain values.
+    - `source`: the task, or the given prompts.
+    - `init`, `loss`, `dynamics`: what is trained, on what, and how.
+    - `choice`: the level of exactness, with the reason for it.
+    - `tests`: what is measured besides the training loss, name -> recorder.
+    """
 
     settings: Settings
     source: Task | Prompts
@@ -56,7 +63,11 @@ class Study:
 
     @classmethod
     def of(cls, settings: Settings, progress: Progress | None = None) -> "Study":
-        """Build source, loss, initialiser and dynamics; sampling reports to `progress`."""
+        """Build source, loss, initialiser and dynamics.
+
+        - `settings`: in plain values.
+        - `progress`: called while prompts are sampled.
+        """
         source = settings.source()
         init = settings.initialiser(source)
         choice = settings.choice(source)
@@ -71,7 +82,11 @@ class Study:
         return self.source if isinstance(self.source, Task) else self.settings.task()
 
     def run(self, progress: Progress | None = None, store: Path | str | None = None) -> xr.Dataset:
-        """Train all seeds; `store` is a folder from which the same run goes on."""
+        """Train all seeds.
+
+        - `progress`: as in `sweep`.
+        - `store`: a folder from which the same run goes on.
+        """
         settings, vary = self.settings, Vary(self.settings.vary)
 
         def other(key: Any) -> AbstractLoss:
@@ -135,7 +150,11 @@ class Study:
 
     @cached_property
     def saveat(self) -> np.ndarray:
-        """Save points: evenly in log time, in time, both, dense at drops; or a list."""
+        """The save points.
+
+        The setting `save` says how they are placed: evenly in the logarithm of time, evenly in
+        time, both, both and more of them around predicted drops, or as a list.
+        """
         save, end, whole = self.settings.save, self.until, isinstance(self.dynamics, Descent)
         kind, _, argument = save.partition(":")
         try:
@@ -158,7 +177,12 @@ class Study:
         return points
 
     def _around_drops(self, end: float, count: int) -> np.ndarray:
-        """About `count` marks at the predicted drops, where `end` is too far for even spacing."""
+        """Further marks around the predicted drops of a long run.
+
+        - `end`: where the run ends. Where it is so short that the even marks lie close, there are
+          none.
+        - `count`: about how many marks are wanted.
+        """
         descent = self.dynamics if isinstance(self.dynamics, Descent) else None
         if (descent is not None and end <= 2 * count) or self.drops.size == 0:
             return np.zeros(0)
@@ -170,7 +194,10 @@ class Study:
 
     @cached_property
     def record(self) -> tuple[str, ...]:
-        """What is recorded: as asked; else the weights too, while they are small."""
+        """What is recorded: what was asked for, or else the loss and the value weights.
+
+        Nothing asked for also means all weights, as long as they take little room.
+        """
         asked = self.settings.record
         if asked is not None:
             return tuple(dict.fromkeys(("loss", *asked)))
@@ -292,7 +319,12 @@ class Study:
 def tests_of(
     settings: Settings, source: Task | Prompts, init: AbstractInitialiser
 ) -> dict[str, Any]:
-    """What a study measures that its training loss does not know of: name -> recorder."""
+    """What a study measures that its training loss does not know of, name -> recorder.
+
+    - `settings`: they name other tasks, context lengths and quantities.
+    - `source`: what is trained on.
+    - `init`: the initialiser of the models that are tested.
+    """
     tests: dict[str, Any] = {}
     if isinstance(source, Prompts):
         if "population_loss" in (settings.record or ()):

@@ -50,7 +50,11 @@ def is_law(value: Any) -> bool:
 
 
 def values_of(name: str, value: Any) -> tuple[Any, ...]:
-    """The values of a list or a range, checked as the field's own."""
+    """The values that a list or a range of a design file stands for, checked as the field's own.
+
+    - `name`: the field.
+    - `value`: a list, or a table such as `{"log": [0.01, 1], "count": 5}`.
+    """
     found = list(_range(name, value) if isinstance(value, Mapping) else value)
     if not 0 < len(found) <= MANY:
         raise ValueError(f"{name} needs 1 to {MANY} values, got {len(found)}")
@@ -62,7 +66,13 @@ def values_of(name: str, value: Any) -> tuple[Any, ...]:
 
 
 def drawn(name: str, law: Mapping[str, Any], draws: int, seed: int) -> tuple[Any, ...]:
-    """`draws` values of a law; the first of them do not depend on how many there are."""
+    """Draw values of a distribution. The first of them do not depend on how many are drawn.
+
+    - `name`: the field that they are values of.
+    - `law`: the word of the distribution and its numbers, such as `{"uniform": [0, 1]}`.
+    - `draws`: how many values.
+    - `seed`: of the random numbers.
+    """
     word, ends = _one(name, law, LAWS, ())
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     if word == "choice":
@@ -83,7 +93,10 @@ def drawn(name: str, law: Mapping[str, Any], draws: int, seed: int) -> tuple[Any
 
 
 def cases_of(tables: Any) -> Axis:
-    """The dimension of cases that are stated one by one, each with fields of its own."""
+    """The dimension of cases that are stated one by one, each with fields of its own.
+
+    - `tables`: a list of tables, field -> value; the word `label` names a case.
+    """
     ok = isinstance(tables, list) and tables and all(isinstance(t, Mapping) for t in tables)
     if not ok or len(tables) > MANY:
         raise ValueError(f"cases needs a list of tables, [{{scale = 0.1}}], got {short(tables)}")

@@ -45,7 +45,11 @@ OF_DYNAMICS = (*OF_LOSS, "rate", "optimiser", "momentum", "dynamics", "tolerance
 
 
 class StudyCache:
-    """Builds the points of a sweep and keeps what the next ones need again."""
+    """Builds the points of a sweep, and keeps the parts that the next points need again.
+
+    Neighbouring points differ in one field most of the time, so they share their task or their
+    prompts. Few of each are kept, the last ones used.
+    """
 
     def __init__(self) -> None:
         """Nothing is built yet."""
@@ -65,7 +69,11 @@ class StudyCache:
         return Study(settings, source, init, choice, loss, dynamics, tests)
 
     def source(self, settings: Settings, offset: int = 0) -> Task | Prompts:
-        """What settings train on, for a seed `offset` after the first where tasks vary."""
+        """What settings train on: a task, or given prompts.
+
+        - `settings`: of one point.
+        - `offset`: how far a seed is from the first one, where tasks vary with the seeds.
+        """
         return self._once("source", OF_TASK, settings, offset, lambda: settings.source(offset))
 
     def loss(
@@ -85,7 +93,10 @@ class StudyCache:
         return self._kept[key]
 
     def outline(self, settings: Settings) -> Outline:
-        """The point of few prompts, and without measuring a rate that is not needed."""
+        """The point of `settings` with few prompts, and without a measured rate that is not needed.
+
+        An estimate of time and memory is made from it, so that nothing large is drawn for that.
+        """
         source = settings.source()
         init = settings.initialiser(source)
         choice = settings.choice(source)
@@ -366,7 +377,11 @@ def _draws(laws: Mapping[str, Any], own: Mapping[str, Any]) -> Axis:
 
 
 def _dimensions(plain: Mapping[str, tuple[Any, ...]], zipped: Any) -> list[Axis]:
-    """Fields that vary together share a dimension; the others have one each."""
+    """The dimensions of a design: fields that vary together share one, the others have one each.
+
+    - `plain`: field -> its values.
+    - `zipped`: lists of fields that vary together.
+    """
     groups = zipped if isinstance(zipped, list | tuple) else None
     if groups is None or not all(isinstance(g, list | tuple) and len(g) > 1 for g in groups):
         raise ValueError(f'zip needs lists of names, [["scale", "rate"]], got {short(zipped)}')

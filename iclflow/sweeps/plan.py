@@ -47,9 +47,11 @@ class Law:
 
 
 def law(settings: Settings, starts: int = STARTS, few: int = FEW) -> Law:
-    """The law of the drop times that the settings' initial weights have, from theory.
+    """The law that theory gives to the drop times of the settings' initial weights.
 
-    `starts` where they are computed together, `few` where one by one.
+    - `settings`: task, model and init scale.
+    - `starts`: how many initial weights are drawn where their times are computed together.
+    - `few`: how many where they are computed one by one.
     """
     source = settings.source()
     init = settings.initialiser(source)
@@ -88,7 +90,13 @@ def _moments(path: str, digest: str, lengths: tuple[int, ...] | None, normaliser
 
 
 def plan(settings: Settings, probability: float) -> dict[str, Any]:
-    """Probabilities and quantiles of each drop within the steps, and what would make it."""
+    """Whether training gets there: probabilities and quantiles of each drop within the steps.
+
+    The result also names the init scale, the heads and the ranks that would make it.
+
+    - `settings`: they need a rate and a number of steps.
+    - `probability`: with which all drops shall come in time.
+    """
     if settings.steps is None or settings.dynamics != "descent":
         raise ValueError("a plan needs a budget of training steps: give steps, for example 10000")
     found = law(settings)  # before the rate: without a theory there is no plan at any rate
@@ -123,7 +131,11 @@ def plan(settings: Settings, probability: float) -> dict[str, Any]:
 
 
 def check(settings: Settings, progress: Progress | None = None) -> dict[str, Any]:
-    """The same probabilities from runs: 200 starts, trained for the steps."""
+    """The probabilities of `plan`, measured: 200 starts are trained for the steps.
+
+    - `settings`: as in `plan`.
+    - `progress`: called with (done, total).
+    """
     saves = {"save": "mixed:400", "record": ("loss",), "seeds": CHECKED}
     study = Study.of(dataclasses.replace(settings, **saves))
     runs, levels = study.run(progress), study.levels()
