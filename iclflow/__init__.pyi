@@ -45,6 +45,8 @@ from iclflow.losses import Drift as Drift
 from iclflow.losses import Features as Features
 from iclflow.losses import Fresh as Fresh
 from iclflow.losses import FullFeatures as FullFeatures
+from iclflow.losses import LabelFeatures as LabelFeatures
+from iclflow.losses import LabelPopulation as LabelPopulation
 from iclflow.losses import LargeContext as LargeContext
 from iclflow.losses import Minibatch as Minibatch
 from iclflow.losses import Moments as Moments
@@ -53,6 +55,7 @@ from iclflow.losses import ReducedFeatures as ReducedFeatures
 from iclflow.losses import Sequences as Sequences
 from iclflow.losses import Statistics as Statistics
 from iclflow.losses import TwoLayerFeatures as TwoLayerFeatures
+from iclflow.losses import label_rows as label_rows
 from iclflow.losses import population_moments as population_moments
 from iclflow.losses.select import select as select
 from iclflow.models import MLP as MLP
@@ -63,6 +66,7 @@ from iclflow.models import AbstractModel as AbstractModel
 from iclflow.models import AbstractNetwork as AbstractNetwork
 from iclflow.models import Blocks as Blocks
 from iclflow.models import ConvNet as ConvNet
+from iclflow.models import LabelRow as LabelRow
 from iclflow.models import Layers as Layers
 from iclflow.models import Merged as Merged
 from iclflow.models import Separate as Separate
@@ -84,11 +88,13 @@ from iclflow.study.citing import cite as cite
 from iclflow.tasks.averaged import TaskAverage as TaskAverage
 from iclflow.tasks.base import AbstractTask as AbstractTask
 from iclflow.tasks.commuting import Commuting as Commuting
+from iclflow.tasks.compressed import compressed_prompts as compressed_prompts
 from iclflow.tasks.inputs import AbstractInputs as AbstractInputs
 from iclflow.tasks.inputs import Gaussian as Gaussian
 from iclflow.tasks.inputs import Rademacher as Rademacher
 from iclflow.tasks.inputs import Sphere as Sphere
 from iclflow.tasks.inputs import StudentT as StudentT
+from iclflow.tasks.memory import Memory as Memory
 from iclflow.tasks.own_prompts import Prompts as Prompts
 from iclflow.tasks.prompt import Normaliser as Normaliser
 from iclflow.tasks.prompt import Prompt as Prompt

@@ -6,6 +6,7 @@ claim that does not hold is a result.
 """
 
 import argparse
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -21,24 +22,29 @@ from iclflow.results.progress import no_other_bar
 
 _ALL = " ".join(name for name, figure in FIGURES.items() if not figure.group)
 _NONLINEAR = " ".join(name for name, figure in FIGURES.items() if figure.group == "nonlinear")
+_FIELD = " ".join(name for name, figure in FIGURES.items() if figure.group == "field")
 
 EXAMPLES = f"""figures:
   all        {_ALL}
   nonlinear  {_NONLINEAR}
              (transformers trained for real: minutes on a GPU, hours on a CPU; they resume)
+  field      {_FIELD}
+             (tables that other groups published, recomputed cell by cell)
 
 examples:
   iclflow reproduce                      # everything, at paper scale, into report/index.html
   iclflow reproduce fig3 fig7 --out /tmp/staircase
   iclflow reproduce all --quick          # smaller everywhere, into report-quick
   iclflow reproduce nonlinear --quick    # small transformers, a minute or two
+  iclflow reproduce field --quick        # the cheaper cells of the published tables
+  iclflow reproduce field --tables mine --json   # any folder of files in that format
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The figures, and where they go."""
     parser.add_argument(
-        "figures", nargs="*", metavar="FIGURE", help="names of figures, all (default), or nonlinear"
+        "figures", nargs="*", metavar="FIGURE", help="names, all (default), nonlinear, or field"
     )
     parser.add_argument(
         "--out",
@@ -58,7 +64,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force", action="store_true", help="leave out the other figures of the report in --out"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument(
+        "--tables",
+        type=folder,
+        metavar="DIR",
+        help="compare the tables of this folder instead of those that come with the package; "
+        "their names and columns are those of the packaged files",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="one JSON object on stdout; of field, {table: {cells, chi2_per_cell, largest_z, "
+        "control_fails}}",
+    )
 
 
 def folder(text: str) -> Path:
@@ -99,9 +117,87 @@ def run(args: argparse.Namespace) -> int:
     from iclflow.report.figures import choose
 
     figures = choose(args.figures)
+    if args.tables is not None:
+        figures = with_tables(figures, args.tables)
     out = args.out or Path("report-quick" if args.quick else "report")
     with alone_in(out):
         return run_alone(args, figures, out)
+
+
+def with_tables(figures: list[Any], tables: Path) -> list[Any]:
+    """The figures, with the tables of a folder; those without a table in it are left out.
+
+    Every table is read here, so that one that cannot be compared ends the command at once.
+    """
+    from iclflow.experiments.field.data import GROUPS, digest, read_folder
+
+    others = [figure.name for figure in figures if figure.group != "field"]
+    if others:
+        raise ValueError(
+            f"--tables is for field, got {', '.join(others[:3])} too; name field alone"
+        )
+    there, key = read_folder(tables), digest(tables)
+    found = []
+    for figure in figures:
+        group = GROUPS[figure.name.removeprefix("field-")]
+        if any(comparison.file in there for comparison in group):
+            settings = (("tables", str(tables.resolve())),)
+            source = dataclasses.replace(figure.source, settings=settings, key=key)
+            found.append(dataclasses.replace(figure, source=source))
+    if not found:
+        raise ValueError(f"{tables} has no table of {', '.join(f.name for f in figures)}")
+    return found
+
+
+def field_data(report: Any, figures: list[Any]) -> Iterator[Any]:
+    """The data of the comparisons with published tables that are in a report."""
+    from iclflow.results.netcdf import load
+
+    for figure in figures:
+        if figure.group == "field" and report.outcomes[figure.name].status != "failed":
+            yield load(report.out / figure.source.file(report.quick))
+
+
+def comparisons(report: Any, figures: list[Any]) -> dict[str, Any]:
+    """The comparisons with published tables in numbers; empty without any."""
+    found: dict[str, Any] = {}
+    for data in field_data(report, figures):
+        from iclflow.experiments.field.claims import summary as of_tables
+
+        found |= of_tables(data)
+    return found
+
+
+def show_comparisons(report: Any, figures: list[Any]) -> None:
+    """A row per published table on stdout; `control` is χ²/n with one deliberate mistake."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from iclflow.experiments.field.comparisons.cells import scores
+    from iclflow.experiments.field.data import found_in
+
+    table = Table(
+        "table", "cells", "χ²/n", "largest |z|", "control χ²/n", "checks", "ours", "theirs"
+    )
+    for data in field_data(report, figures):
+        for name, found, seconds in found_in(data):
+            chi2, largest = scores(found.cells.z())
+            wrong = scores(found.cells.z("control"))[0]
+            held = sum(abs(c.measured - c.expected) <= c.tolerance for c in found.checks)
+            known = chi2 == chi2
+            table.add_row(
+                name,
+                f"{len(found.cells.label)} of {found.total}",
+                f"{chi2:.2f}" if known else "",
+                f"{largest:.1f}" if known else "",
+                f"{wrong:.3g}" if known else "",
+                f"{held} of {len(found.checks)}" if found.checks else "",
+                f"{seconds:.1f} s",
+                f"{found.authors:,.0f} s" if found.authors == found.authors else "",
+            )
+    console = Console()
+    # a table that is cut says less than one that a narrow terminal wraps
+    Console(width=max(console.width, 108)).print(table)
 
 
 def run_alone(args: argparse.Namespace, figures: list[Any], out: Path) -> int:
@@ -120,10 +216,14 @@ def run_alone(args: argparse.Namespace, figures: list[Any], out: Path) -> int:
         raise KeyboardInterrupt(
             f"finished data are kept in {out}, the same command reuses them"
         ) from None
+    compared = comparisons(report, figures)
     if args.json:
-        print_json(summary(report))
+        field_alone = compared and all(figure.group == "field" for figure in figures)
+        print_json(compared if field_alone else summary(report))
     else:
         show(summary(report))
+        if compared:
+            show_comparisons(report, figures)
     return 1 if report.failed else 0
 
 
@@ -146,7 +246,8 @@ def with_earlier(figures: list[Any], out: Path, quick: bool) -> list[Any]:
             f"{out} has a report {scale}, which this one would replace; choose another --out, or "
             f"give --force"
         )
-    missing = [f for f in there if f not in figures]
+    asked = {figure.name: figure for figure in figures}
+    missing = [f for f in there if f.name not in asked]
     if not missing:
         return figures
     from iclflow.report.making import data_key
@@ -160,7 +261,7 @@ def with_earlier(figures: list[Any], out: Path, quick: bool) -> list[Any]:
                 f"{out} has a report with {figure.name} too, whose data are of other code: name "
                 f"it as well, choose another --out, or give --force to leave it out"
             )
-    return [f for f in table.FIGURES.values() if f in figures or f in missing]
+    return [asked.get(f.name, f) for f in table.FIGURES.values() if f.name in asked or f in missing]
 
 
 def summary(report: Any) -> dict[str, Any]:

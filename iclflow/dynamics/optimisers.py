@@ -79,11 +79,13 @@ class Momentum(AbstractOptimiser):
 
 
 class Adam(AbstractOptimiser):
-    """Adam; with weight decay, AdamW.
+    """Adam; with weight decay, AdamW, unless the decay is inside the gradient.
 
     - `b1`, `b2`: decay of the running means of the gradient and of its square.
     - `eps`: added to the root of the latter.
     - `weight_decay`: times the rate, the share of the weights that a step takes off.
+    - `decay_inside`: add `weight_decay` times the weights to the gradient instead, as PyTorch's
+      `Adam` does: training then ends at the minimum of L + ½ `weight_decay` |θ|².
 
     >>> import iclflow as icl
     >>> icl.Descent(1e-3, icl.Adam(weight_decay=0.1)).keeps_time
@@ -94,6 +96,7 @@ class Adam(AbstractOptimiser):
     b2: float | Float[Array, ""] = 0.999
     eps: float | Float[Array, ""] = 1e-8
     weight_decay: float | Float[Array, ""] = 0.0
+    decay_inside: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self) -> None:
         _require_share("b1", self.b1)
@@ -103,6 +106,9 @@ class Adam(AbstractOptimiser):
 
     def transformation(self, rate: Float[Array, ""]) -> optax.GradientTransformation:
         fields: dict[str, Any] = {"b1": self.b1, "b2": self.b2, "eps": self.eps}
+        if self.decay_inside:
+            decay: Any = self.weight_decay
+            return optax.chain(optax.add_decayed_weights(decay), optax.adam(rate, **fields))
         return optax.adamw(rate, **fields, weight_decay=self.weight_decay)  # pyright: ignore
 
 

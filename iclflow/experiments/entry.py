@@ -44,6 +44,8 @@ class Source:
     - `controls`: Dataset to altered ones, claim by claim, that turn its verdict round.
     - `shares`: sources with the same word share training data or programs.
     - `resumes`: `compute` takes a `folder` too, and goes on from the checkpoints in it.
+    - `settings`: what else `compute` takes, by name, as words.
+    - `key`: what the data depend on besides code and scale, such as the contents of a file.
     """
 
     compute: Function
@@ -51,6 +53,8 @@ class Source:
     controls: Function
     shares: str = ""
     resumes: bool = False
+    settings: tuple[tuple[str, str], ...] = ()
+    key: str = ""
 
     @property
     def shared(self) -> str:

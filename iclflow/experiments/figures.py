@@ -6,7 +6,7 @@ called. `grokking` and `in_context_emergence` have theirs beside their data.
 
 import dataclasses
 
-from iclflow.experiments import grokking, in_context_emergence
+from iclflow.experiments import field, grokking, in_context_emergence
 from iclflow.experiments.entry import Experiment, Figure, Live, Module
 
 _WORDS = Module("iclflow.experiments.captions")
@@ -456,5 +456,6 @@ BY_NAME: dict[str, Figure] = {
         *NULL_BLOCKS,
         *in_context_emergence.FIGURES,
         *grokking.FIGURES,
+        *field.FIGURES,
     )
 }

@@ -9,8 +9,11 @@ from iclflow.losses.features import AbstractFeatureMap as AbstractFeatureMap
 from iclflow.losses.features import AbstractStatistic as AbstractStatistic
 from iclflow.losses.features import Features as Features
 from iclflow.losses.features import FullFeatures as FullFeatures
+from iclflow.losses.features import LabelFeatures as LabelFeatures
 from iclflow.losses.features import ReducedFeatures as ReducedFeatures
 from iclflow.losses.features import TwoLayerFeatures as TwoLayerFeatures
+from iclflow.losses.label_population import LabelPopulation as LabelPopulation
+from iclflow.losses.label_rows import label_rows as label_rows
 from iclflow.losses.large_context import LargeContext as LargeContext
 from iclflow.losses.moments import Moments as Moments
 from iclflow.losses.population import Population as Population

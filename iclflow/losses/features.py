@@ -16,7 +16,7 @@ from iclflow.linalg import pack_dual, pack_symmetric
 from iclflow.losses.base import misfit
 from iclflow.losses.memory import require_memory
 from iclflow.losses.prompted import AbstractPromptLoss
-from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
+from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, LabelRow
 from iclflow.models.base import once_a_kind
 from iclflow.models.layers import AbstractLayers
 from iclflow.results.progress import Progress
@@ -200,6 +200,42 @@ class ReducedFeatures(AbstractFeatureMap):
         if model.blocks is Blocks.FULL:
             return "the reduced features β x_qᵀ miss its trained zero blocks; use FullFeatures()"
         return None
+
+
+class LabelFeatures(AbstractFeatureMap):
+    """The label row [β; mean y²] of S: (D + 1) · D features, those of `LabelRow`; one output.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> icl.Moments.sample(task, 10, jax.random.key(0), features=icl.LabelFeatures()).cross.shape
+    (1, 6)
+    """
+
+    def statistic(self, prompt: Prompt) -> Float[Array, " K"]:
+        return prompt.second_moment[prompt.inputs.shape[1]]
+
+    def weights(self, model: AbstractModel) -> Float[Array, "O K D"]:
+        if isinstance(model, LabelRow):
+            return model.matrix[None]
+        assert isinstance(model, AbstractLinearModel)
+        weights = model.reduced_weights()[:, 0]
+        return jnp.pad(weights, ((0, 0), (0, 1), (0, 0)))
+
+    def count(self, sizes: Sizes) -> int:
+        return (sizes.size + 1) * sizes.size
+
+    def input_size(self, count: int, outputs: int) -> int | None:
+        return math.isqrt(count)
+
+    def admits(self, model: AbstractModel) -> str | None:
+        if isinstance(model, LabelRow):
+            return None
+        if not isinstance(model, AbstractLinearModel):
+            return NOT_LINEAR
+        if model.blocks is Blocks.FULL:
+            return "the label row misses its weights on Λ̂; use FullFeatures()"
+        outputs = model.reduced_weights().shape[0]
+        return None if outputs == 1 else f"the label row is that of one output, got {outputs}"
 
 
 class TwoLayerFeatures(AbstractFeatureMap):

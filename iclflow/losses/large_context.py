@@ -148,6 +148,8 @@ def _beyond_softmax(model: AbstractModel) -> str | None:
         return f"it is for softmax attention, got {type(model).__name__}"
     if model.attention.blocks is Blocks.FULL:
         return "the formula covers frozen zero blocks; freeze them, or use Sequences"
+    if not model.query_key:
+        return "the formula has the query among its own keys; use query_key=True, or Sequences"
     return None
 
 

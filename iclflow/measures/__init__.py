@@ -32,6 +32,8 @@ from iclflow.measures.learning_coefficient import LearningCoefficient as Learnin
 from iclflow.measures.learning_coefficient import learning_coefficient as learning_coefficient
 from iclflow.measures.slopes import SharedSlope as SharedSlope
 from iclflow.measures.slopes import shared_slope as shared_slope
+from iclflow.measures.small_drops import SmallDrop as SmallDrop
+from iclflow.measures.small_drops import small_drops as small_drops
 from iclflow.measures.spectrum import convergence_order as convergence_order
 from iclflow.measures.spectrum import effective_rank as effective_rank
 from iclflow.measures.spectrum import marginalised_effective_rank as marginalised_effective_rank

@@ -8,6 +8,8 @@ from iclflow.models.base import Blocks as Blocks
 from iclflow.models.base import draw_model as draw_model
 from iclflow.models.base import draw_models as draw_models
 from iclflow.models.base import empty_model as empty_model
+from iclflow.models.label_row import LabelRow as LabelRow
+from iclflow.models.label_row import LabelRowInitialiser as LabelRowInitialiser
 from iclflow.models.layers import AbstractLayers as AbstractLayers
 from iclflow.models.layers import Layers as Layers
 from iclflow.models.layers import LayersInitialiser as LayersInitialiser

@@ -42,7 +42,8 @@ def make(
 def data_key(source: Source, quick: bool) -> str:
     """The content key of an experiment's data: which, at what scale, by which code."""
     code = code_key(source.module)
-    return content_key({"experiment": source.name, "quick": quick, "code": code})
+    key = {"experiment": source.name, "quick": quick, "code": code}
+    return content_key({**key, "of": source.key} if source.key else key)
 
 
 def _data(
@@ -59,7 +60,9 @@ def _data(
             pass  # unreadable: made again
     began = time.perf_counter()
     keep = {"folder": out / source.checkpoints(quick)} if source.resumes else {}
-    data: xr.Dataset = source.compute(quick=quick, progress=progress, **keep)
+    data: xr.Dataset = source.compute(
+        quick=quick, progress=progress, **keep, **dict(source.settings)
+    )
     extra = {"content_key": key, "compute_seconds": time.perf_counter() - began}
     data = data.assign_attrs({k: _storable(v) for k, v in {**data.attrs, **extra}.items()})
     # Read back, so that a first run and one that reuses its data draw the same.

@@ -94,3 +94,8 @@ from iclflow.theory.predict import drop_times as drop_times
 from iclflow.theory.predict import predict as predict
 from iclflow.theory.predict import select as select
 from iclflow.theory.predict import visited_levels as visited_levels
+from iclflow.theory.ridge import Errors as Errors
+from iclflow.theory.ridge import ridge as ridge
+from iclflow.theory.ridge import ridge_equivalent as ridge_equivalent
+from iclflow.theory.ridge import ridge_limit as ridge_limit
+from iclflow.theory.ridge import ridge_weights as ridge_weights

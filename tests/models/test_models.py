@@ -37,6 +37,23 @@ def test_softmax_is_the_whole_layer(inner):
         np.testing.assert_allclose(model(shown), literal_attention(model, shown), atol=1e-13)
 
 
+def test_softmax_without_the_query_among_its_keys():
+    """Weights over the labelled pairs alone, written out; prefixes too."""
+    task = TASKS["noise"]()
+    attention = filled(Merged.initialiser(task, heads=2, scale=1.0)(KEY))
+    model = Softmax(attention, query_key=False)
+    prompt = task.sample(KEY)
+    for count in (9, 4):
+        x, y = np.asarray(prompt.inputs[:count]), np.asarray(prompt.labels[:count, 0])
+        query = np.asarray(prompt.inputs[count])
+        scores = np.exp(np.einsum("nd,hdc,c->hn", x, attention.merged, query))
+        expected = np.sum(attention.values[:, 0, 0] * (scores @ y) / scores.sum(axis=1))
+        shown = prompt if count == 9 else prompt.prefix(count)
+        np.testing.assert_allclose(model(shown)[0], expected, rtol=1e-12)
+    made = Softmax.initialiser(task, heads=2, scale=1.0, query_key=False)(KEY)
+    assert made.query_key is False
+
+
 @pytest.mark.parametrize("task_name", ["plain", "outputs", "lengths"])
 def test_networks_are_attention(task_name):
     """MLP = merged (11)(12) and convolutions = separate (Section 4.1), prompt by prompt."""

@@ -44,6 +44,7 @@ NOT_RUN = {  # beginnings of commands that are only parsed, and why
     "reproduce all": "minutes; tests/cli/test_cli_reproduce.py runs each kind of figure",
     "reproduce lt-fig7": "hours on a CPU without --quick; tests/experiments/test_grokking.py",
     "reproduce nonlinear": "hours on a CPU",
+    "reproduce field": "minutes; tests/experiments/test_field.py",
     "reproduce lt-fig5": "minutes; tests/experiments/test_in_context_emergence.py",
 }
 

@@ -454,6 +454,8 @@ def test_the_table_names_every_figure_of_the_paper():
     wanted = [f"fig{i}" for i in range(1, 11)] + ["fixed-points", "plateau-alignment"]
     wanted += ["v2-softmax", "v2-init", "v2-length", "zero-blocks"]
     wanted += [*(f"lt-fig{i}" for i in range(1, 5)), "lt-blocks", "lt-fig5", "lt-fig6", "lt-fig7"]
+    groups = ("staircase", "pools", "shifted", "tokens", "spins", "softmax", "depth", "curves")
+    wanted += [f"field-{group}" for group in groups]
     assert list(FIGURES) == wanted
     assert all(figure.name == name for name, figure in FIGURES.items())
     timed = {name for paper in PAPERS for entry in paper.published for name in entry.figures}
@@ -509,7 +511,10 @@ def test_choosing_figures():
     nonlinear = choose(["nonlinear"])
     assert [figure.name for figure in nonlinear] == ["lt-fig5", "lt-fig6", "lt-fig7"]
     assert all(figure.source.resumes for figure in nonlinear)
-    assert choose(["nonlinear", "all"]) == [*choose([]), *nonlinear] == list(FIGURES.values())
+    field = choose(["field"])
+    assert {figure.group for figure in field} == {"field"}
+    everything = [*choose([]), *nonlinear, *field]
+    assert choose(["nonlinear", "field", "all"]) == everything == list(FIGURES.values())
     assert [figure.name for figure in choose(["fig10", "fig2", "fig10"])] == ["fig2", "fig10"]
     with pytest.raises(ValueError, match=r"unknown figure 'fig33'; did you mean 'fig3'\?"):
         choose(["fig1", "fig33"])

@@ -1,17 +1,15 @@
 """Numbers of other groups: the theory from their initial weights, against what they printed."""
 
 import json
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 
 import iclflow as icl
+from iclflow.experiments.field.comparisons.reading import HERE
 from iclflow.published import Convention, Shape, Stated
 
-RECORDED = json.loads(
-    (Path(__file__).parents[1] / "data" / "agf_staircase.json").read_text("utf-8")
-)
+RECORDED = json.loads((HERE / "agf_staircase.json").read_text("utf-8"))
 
 
 def test_the_staircase_of_alternating_gradient_flows():

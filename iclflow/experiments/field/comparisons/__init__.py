@@ -1,0 +1,1 @@
+"""How the tables of each group are recomputed, a module per group."""

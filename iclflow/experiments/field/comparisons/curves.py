@@ -1,0 +1,110 @@
+"""Curves of transformers while they learn: Hoogland et al. by position, Chen et al. with drops."""
+
+import re
+
+import jax
+import numpy as np
+
+from iclflow.experiments.field.comparisons.cells import Cells, Check, Found, Report
+from iclflow.experiments.field.comparisons.reading import PublishedTable
+from iclflow.measures.small_drops import small_drops
+from iclflow.measures.stages import find_stages
+from iclflow.tasks.task import Task
+from iclflow.theory.algorithms.bayes import bayes_loss
+
+NOISE = 0.125  # variance of the labels of the first
+SIZE = 4
+NEAR = 0.05  # of a level, that a plateau may be away from it
+
+
+def development(table: PublishedTable, quick: bool, report: Report) -> Found:
+    """Error of the Bayes predictor by position, first small drop, and the algorithm after it."""
+    step = table["step"].astype(float)
+    ridge = [table[f"{b}_mse"] - table[f"{b}_delta_ridge"] for b in ("first", "second")]
+    means = np.stack([r.mean(axis=(0, 1)) for r in ridge]).astype(float)
+    # The size of the two batches is not stated: the repository's default is taken.
+    batch = re.search(r"batch (\d+)", table.header)
+    relative = (2 / (float(batch[1]) if batch else 256.0) / len(ridge)) ** 0.5
+    cells, positions = Cells(), means.shape[1]
+    for k in range(positions):
+        ours, wrong = (_least(k, variance, quick) for variance in (NOISE, 2 * NOISE))
+        theirs = means[:, k].mean()
+        cells.add(f"ridge after {k} pairs", theirs, ours, relative * ours, wrong)
+        report(0.8 * (k + 1) / positions)
+    checks = []
+    for i, seed in enumerate(table["seed"].astype(int)):
+        curves = np.concatenate([
+            table[f"{batch}_mse"][i].T for batch in ("first", "second")
+        ]).astype(float)  # fmt: skip
+        found = small_drops(step, curves)
+        late = small_drops(step[step > 2500], curves[:, step > 2500])
+        said = found[0] if found else None
+        checks += [
+            Check(
+                f"seed-{seed}-first-drop", f"seed {seed}: confidence of the first small drop", 1.0,
+                said.confidence if said else 0.0, 0.05,
+                late[0].confidence if late and late[0].rest < 4000 else 0.0,
+            ),
+            Check(
+                f"seed-{seed}-zero", f"seed {seed}: loss where it ends, over that of ŷ = 0", 1.0,
+                (said.after if said else np.nan) / (SIZE + NOISE), NEAR,
+                (said.before if said else np.nan) / float(means.mean()),
+            ),
+        ]  # fmt: skip
+        borders = re.search(rf"stages of seed {seed} .*?LR1 0-(\d+), LR2 \d+-(\d+)", table.header)
+        for stage, border in enumerate(borders.groups() if borders else (), start=1):
+            rests = [d.rest for d in found]
+            near = min(rests, key=lambda r: abs(np.log(r / float(border))), default=np.nan)
+            checks.append(Check(
+                f"seed-{seed}-border-{stage}",
+                f"seed {seed}: the rest nearest to the authors' end of LR{stage}, over it", 1.0,
+                near / float(border), 0.3, (late[0].rest if late else np.nan) / float(border),
+            ))  # fmt: skip
+    report(1.0)
+    return Found(
+        cells, "twice the noise variance; the record without its first drop", positions,
+        tuple(checks),
+        note="the size of the evaluation batches is not stated; that of training is taken",
+    )  # fmt: skip
+
+
+def _least(pairs: int, variance: float, quick: bool) -> float:
+    """The error of the Bayes predictor after so many pairs."""
+    if pairs == 0:
+        return SIZE + variance
+    spread = variance**0.5
+    task = Task([1.0] * SIZE, pairs, label_noise=spread, target_noise=spread)
+    return float(bayes_loss(task, 4_000 if quick else 40_000, jax.random.key(pairs)).mean)
+
+
+def ngrams(table: PublishedTable, quick: bool, report: Report) -> Found:
+    """The drop that the detector of stages finds, and where the curve is halfway down."""
+    runs = sorted(n.removesuffix("_epoch") for n in table.columns if n.endswith("_epoch"))
+    checks = []
+    for done, run in enumerate(runs):
+        epoch, loss = (table[f"{run}_{n}"].astype(float) for n in ("epoch", "val"))
+        half = (loss[0] + loss[-1]) / 2
+        crossing = float(epoch[int(np.argmax(loss <= half))])
+        found, shuffled = (_largest(epoch, curve) for curve in (loss, _straight(loss)))
+        checks.append(Check(
+            f"run-{run}", f"run {run}: epoch of the largest drop over that halfway down", 1.0,
+            found / crossing, 0.5, shuffled / crossing,
+        ))  # fmt: skip
+        report((done + 1) / len(runs))
+    return Found(
+        Cells(), "a curve of the same range that only decays", 0, tuple(checks),
+        note="curves only: there is no parameter to be recomputed",
+    )  # fmt: skip
+
+
+def _largest(epoch: np.ndarray, loss: np.ndarray) -> float:
+    """When the largest drop is; 0 where the detector finds none."""
+    drops = find_stages(epoch, loss, resamples=50).drops
+    if not drops:
+        return 0.0
+    return float(max(drops, key=lambda d: d.size).time)
+
+
+def _straight(loss: np.ndarray) -> np.ndarray:
+    """A convex decay between the same ends."""
+    return loss[-1] + (loss[0] - loss[-1]) * np.linspace(1, 0, len(loss)) ** 2
