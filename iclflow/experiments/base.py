@@ -7,7 +7,6 @@ science is imported here.
 
 import dataclasses
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 Control = Any  # a Dataset, or a tuple of several
@@ -85,20 +84,3 @@ def level_tolerance(levels: Any, deviation: float) -> float:
     """Three standard errors, or half the smallest step if that is less: no other level fits."""
     steps = [abs(float(b - a)) for a, b in itertools.pairwise(levels)]
     return min(3 * deviation, min(steps) / 2)
-
-
-def unmoved(data: Any, claims: Callable[..., Any], controls: Callable[..., Any]) -> list[str]:
-    """The claims whose control does not turn their verdict round.
-
-    A control is data altered so that what is claimed is no longer so, or, where a claim does not
-    hold, would be; `controls` gives one or several by claim. A verdict that nothing can turn round
-    says nothing.
-    """
-    altered = controls(data)
-
-    def verdicts(id: str) -> set[bool]:
-        found = altered.get(id, ())
-        others = found if isinstance(found, tuple) else (found,)
-        return {claim.holds for other in others for claim in claims(other) if claim.id == id}
-
-    return [claim.id for claim in claims(data) if (not claim.holds) not in verdicts(claim.id)]

@@ -80,12 +80,6 @@ def load_tree(path: Path | str, like: Any) -> Any:
     return jax.tree.map(lambda leaf: next(found) if _is_array(leaf) else leaf, like)
 
 
-def load_metadata(path: Path | str) -> dict[str, str]:
-    """The words saved beside the arrays."""
-    with open_tensors(path) as file:
-        return file.metadata() or {}
-
-
 def _as(like: Any, found: np.ndarray, name: str) -> Any:
     """An array from a file as the kind of array that `like` is."""
     needed = _plain(like)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from iclflow.experiments.base import unmoved
 from iclflow.report.build import build
 from iclflow.report.figures import choose
 from iclflow.results.netcdf import load
+from tests.helpers.verdicts import unmoved
 
 pytestmark = pytest.mark.long
 VERDICTS = Path(__file__).parents[1] / "data" / "quick_verdicts.json"

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from iclflow.experiments.base import unmoved
 from iclflow.experiments.grokking import data as grokking
 from iclflow.experiments.grokking.claims import claims, controls
 from iclflow.experiments.grokking.figure import draw
@@ -16,6 +15,7 @@ from iclflow.measures import (
     fourier_concentration,
     frequency_shares,
 )
+from tests.helpers.verdicts import unmoved
 
 concentration = jax.jit(fourier_concentration, static_argnums=1)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import iclflow.experiments
-from iclflow.experiments.base import Claim, unmoved
+from iclflow.experiments.base import Claim
 from iclflow.experiments.entry import Module
 from iclflow.plots.style import style
 from iclflow.report import page
@@ -24,6 +24,7 @@ from iclflow.report.workers import next_work
 from iclflow.results.netcdf import load
 from iclflow.results.pictures import save_figure
 from tests.helpers import small_experiment as small
+from tests.helpers.verdicts import unmoved
 
 KEYS = {"id", "claim", "equation", "expected", "measured", "tolerance", "holds"}
 FILES = [

@@ -16,7 +16,7 @@ import pytest
 import xarray as xr
 
 from iclflow.checkpoints import find_series, measure_series
-from iclflow.results.tensors import load_metadata, load_tree, save_tree, write_tensors
+from iclflow.results.tensors import load_tree, open_tensors, save_tree, write_tensors
 from iclflow.runs.dataset import final_models
 from iclflow.runs.folder import PLAN, own_folder
 from iclflow.runs.labels import OUTCOMES
@@ -64,7 +64,8 @@ def test_a_tree_comes_back_in_every_bit(tmp_path):
     saved = tree()
     path = save_tree(tmp_path / "tree.safetensors", saved, {"content_key": "abc"})
     same(load_tree(path, tree(zero=True)), saved)
-    assert load_metadata(path) == {"content_key": "abc"}
+    with open_tensors(path) as file:
+        assert file.metadata() == {"content_key": "abc"}
     assert [p.name for p in tmp_path.iterdir()] == ["tree.safetensors"]  # nothing left over
 
 
