@@ -9,8 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.console import plain, print_json
-from iclflow.cli.outputs import add_force, check_outputs
+from iclflow.cli.outputs import add_force, check_outputs, plain, print_json
 from iclflow.results.progress import progress_bar
 
 EXAMPLES = """examples:

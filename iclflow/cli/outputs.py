@@ -1,6 +1,8 @@
-"""The files of a command: checked before any work, and kept where a run was stopped."""
+"""What a command writes: JSON on stdout, and files, checked before any work and never lost."""
 
 import argparse
+import json
+import math
 import shutil
 import sys
 from collections.abc import Callable, Iterable
@@ -8,8 +10,29 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from iclflow.results.files import MARK
 from iclflow.results.reading import read_bytes
+
+
+def print_json(result: dict[str, Any]) -> None:
+    """One JSON object on stdout and nothing else; numbers that are not finite become null."""
+    print(json.dumps(plain(result), allow_nan=False))
+
+
+def plain(value: Any) -> Any:
+    """Arrays and NumPy numbers as JSON values."""
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if hasattr(value, "tolist"):
+        return plain(np.asarray(value).tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
 
 PICTURES = (".png", ".pdf", ".svg")
 FILMS = (".mp4", ".gif")

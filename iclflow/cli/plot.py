@@ -8,8 +8,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.console import print_json
-from iclflow.cli.outputs import add_force, check_outputs
+from iclflow.cli.outputs import add_force, check_outputs, print_json
 
 EXAMPLES = """examples:
   iclflow plot s.zarr --x scale --y drop_times

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from iclflow.cli.compiling import compile_sparingly
-from iclflow.cli.console import print_json
 from iclflow.cli.options import typed
+from iclflow.cli.outputs import print_json
 from iclflow.report.figures import FIGURES
 from iclflow.results.progress import no_other_bar
 

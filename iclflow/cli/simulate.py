@@ -11,9 +11,15 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.console import print_json
 from iclflow.cli.options import add_settings, settings_of
-from iclflow.cli.outputs import add_force, check_outputs, finished, interrupted, train_into
+from iclflow.cli.outputs import (
+    add_force,
+    check_outputs,
+    finished,
+    interrupted,
+    print_json,
+    train_into,
+)
 from iclflow.results.progress import progress_bar
 from iclflow.study.fields import DATA, DYNAMICS, MODEL, RUNS, TASK
 
