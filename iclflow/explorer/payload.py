@@ -162,6 +162,7 @@ class GivenPrompts:
         """What the page cannot compute itself: levels, least squares, and the predicted runs."""
         study = Study.of(self.settings)
         theory = study.prediction(runs)
+        assert isinstance(study.source, Prompts)
         found: dict[str, Any] = {"count": study.source.count, "levels": study.levels().tolist()}
         if not_quadratic(study.loss) is None:
             basis = np.asarray(self.task.basis)
