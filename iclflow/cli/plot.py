@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Pool, draw, and say where it is."""
     refuse_together(args)
-    args.plot = args.plot or args.store.with_suffix(".png")
     store = opened(args.store)
+    args.plot = args.plot or args.store.with_suffix(".png")
     check_outputs(args, (), [args.store])
     if args.fit is not None:
         return fitted(args, store)

@@ -12,7 +12,7 @@ from iclflow.dynamics import Descent
 from iclflow.losses import AbstractPromptLoss
 from iclflow.models import AbstractInitialiser, AbstractLinearModel
 from iclflow.results.trajectory import Trajectory
-from iclflow.runs.labels import attributes, to_dataset
+from iclflow.runs.labels import as_dataset, attributes
 from iclflow.runs.record import (
     QUANTITIES,
     FixedPointDistance,
@@ -49,7 +49,7 @@ def measure_along(
     - `source`, `init`: the loss or task that it was trained on, and what drew its first weights,
       where the runs cannot say it themselves (see `Origin`).
     """
-    whole = to_dataset(runs) if isinstance(runs, Trajectory) else runs
+    whole = as_dataset(runs)
     run, origin = select_run(whole, seed), Origin.of(whole, source, init)
     settings = origin.settings
     if settings is not None and settings.vary != "weights":

@@ -13,6 +13,7 @@ from iclflow.tasks.task import Task
 from iclflow.theory import Modes, plateau_losses, predict, visited_levels
 
 QUANTILES = (0.1, 0.5, 0.9)
+UNKNOWN = "early and late losses are not known on both sides of it"
 RISE = 0.05  # of the loss: a stage that ends higher by more than this is no plateau
 MATCH = 0.25  # of the distance between two levels: a plateau farther from both is on neither
 
@@ -62,7 +63,10 @@ def diagnose_curve(
     found: dict[str, Any] = {"loss": ("time", losses)}
     if early is not None and late is not None:
         found |= _in_context(early, late, stages)
-        found["in_context"] = ("drop_number", np.array([str(d.in_context) for d in stages.drops]))
+        words = [
+            UNKNOWN if drop.in_context is None else str(drop.in_context) for drop in stages.drops
+        ]
+        found["in_context"] = ("drop_number", np.array(words, str))
     for field in ("start", "end", "level", "confidence"):
         values = [getattr(plateau, field) for plateau in stages.plateaus]
         found[field] = ("stage", np.array(values, float))

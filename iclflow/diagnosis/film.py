@@ -14,7 +14,7 @@ from iclflow.models import AbstractAttention, AbstractInitialiser, Separate
 from iclflow.results import pictures
 from iclflow.results.progress import Progress
 from iclflow.results.trajectory import Trajectory
-from iclflow.runs.labels import to_dataset
+from iclflow.runs.labels import as_dataset
 from iclflow.runs.record import recorded_models
 from iclflow.study.origin import Origin, Source
 from iclflow.tasks.task import Task
@@ -55,7 +55,7 @@ def animate(
     """
     from iclflow.plots.weights import weights_film
 
-    found = to_dataset(runs) if isinstance(runs, Trajectory) else runs
+    found = as_dataset(runs)
     scene = film_scene(found, seed, source=source, init=init)
     gif = Path(out).suffix.lower() == ".gif"
     rate = fps or (GIF_FPS if gif else MP4_FPS)

@@ -25,11 +25,12 @@ from iclflow.measures import (
 )
 from iclflow.models import AbstractInitialiser, AbstractModel, Separate
 from iclflow.results.trajectory import Trajectory
-from iclflow.runs.labels import STEPS, TIME, in_order, is_timed, to_dataset
+from iclflow.runs.labels import STEPS, TIME, as_dataset, in_order, is_timed
 from iclflow.runs.record import recorded_models
 from iclflow.study.origin import Origin, Source
 from iclflow.study.settings import Settings
 from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.checks import require_kind
 from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.task import Task
 from iclflow.theory import Modes
@@ -145,6 +146,8 @@ def select_run(runs: xr.Dataset, seed: int | None = None) -> xr.Dataset:
     runs = in_order(runs)
     if "seed" in runs.dims:
         seeds = runs["seed"].values.tolist()
+        if not seeds or len(set(seeds)) < len(seeds):
+            raise ValueError(f"this file has {'a seed twice' if seeds else 'no runs'}")
         if seed is None and len(seeds) > 1:
             raise ValueError(
                 f"this file has {len(seeds)} seeds, {seeds[0]} to {seeds[-1]}; "
@@ -159,6 +162,19 @@ def select_run(runs: xr.Dataset, seed: int | None = None) -> xr.Dataset:
     if run.sizes["time"] < 2:
         raise ValueError("this run has fewer than two recorded points")
     return run
+
+
+def _require_fit(models: AbstractModel, task: Any, on: Any) -> None:
+    """Refuse a task, and a shifted one, whose prompts these models cannot read."""
+    for name, one in (("source", task), ("on", on)):
+        if name == "on" and one is not None:
+            require_kind("on", one, Task, "a task, such as task.replace(context=100)")
+        dims = models.dims()
+        if isinstance(one, Task) and dims is not None and dims != (one.size, one.outputs):
+            raise ValueError(
+                f"{name} has D = {one.size} inputs and O = {one.outputs} outputs, the run has "
+                f"D = {dims[0]} and O = {dims[1]}; give the task that it was trained on"
+            )
 
 
 def diagnose_run(
@@ -189,6 +205,7 @@ def diagnose_run(
     origin, run = Origin.of(runs, source, init), select_run(runs, seed)
     models, task = recorded_models(run, origin.init), origin.task_of(run)
     linear = isinstance(task, Task)
+    _require_fit(models, task, on)
     found = identify(models, task, on=on, sequences=sequences) if linear else xr.Dataset()
     return _described(found, run, models, task, clock)
 
@@ -224,7 +241,7 @@ def diagnose(
     >>> str(icl.diagnose(runs).algorithm.values[0])
     'zero'
     """
-    found = to_dataset(runs) if isinstance(runs, Trajectory) else runs
+    found = as_dataset(runs)
     options: dict[str, Any] = {"source": source, "init": init, "on": on, "clock": clock}
     options["sequences"] = sequences
     if seed is None and found.sizes.get("seed", 1) > 1:
@@ -254,6 +271,7 @@ def diagnose_runs(
         return pad_seeds([diagnose_run(runs, seed=s, **options) for s in seeds], seeds)
     cut = [select_run(runs, seed) for seed in seeds]
     models = [recorded_models(run, origin.init) for run in cut]
+    _require_fit(models[0], task, on)
     together = jax.tree.map(lambda *a: jnp.concatenate(a), *models)
     found = identify(together, task, on=on, sequences=sequences)
     ends = np.cumsum([run.sizes["time"] for run in cut])

@@ -11,8 +11,10 @@ from jaxtyping import Array, Float
 
 from iclflow.dynamics.flow import Flow
 from iclflow.losses import AbstractLoss
+from iclflow.losses.base import require_loss
 from iclflow.measures.curvature import hessian_vector_product, top_eigenvalues
 from iclflow.models import AbstractLinearModel, AbstractModel, Merged
+from iclflow.models.base import require_model
 from iclflow.results.trajectory import RESULTS
 
 STABLE_FRACTION = 0.25  # of the limit 2 / sharpness: the default rate
@@ -33,6 +35,8 @@ def sharpness(loss: AbstractLoss, model: AbstractModel, iterations: int = 40) ->
     >>> round(float(icl.sharpness(icl.Population(task), model)), 2)
     0.74
     """
+    require_loss(loss)
+    require_model(model)
     weights, static = eqx.partition(model, eqx.is_inexact_array)
     flat, unravel = ravel_pytree(weights)
     product = hessian_vector_product(lambda w: loss(eqx.combine(unravel(w), static)), flat)
@@ -100,6 +104,8 @@ def stable_rate(
     >>> bool(icl.stable_rate(icl.Population(task), model) > 0)
     True
     """
+    require_loss(loss)
+    require_model(model)
     if loss.drifts:
         raise ValueError(
             "the sharpness of a loss that drifts changes with it; give the rate, or ask for "

@@ -1,12 +1,13 @@
 """What a loss is: the error of a model, known at some level of exactness."""
 
 import abc
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from iclflow.models import AbstractModel
 from iclflow.results.display import Displayed
+from iclflow.tasks.checks import require_kind
 
 
 class AbstractLoss(Displayed):
@@ -64,6 +65,11 @@ class AbstractLoss(Displayed):
         if reason is not None:
             raise ValueError(f"{type(self).__name__} cannot take {type(model).__name__}: {reason}")
         return self
+
+
+def require_loss(loss: Any) -> None:
+    """Raise `ValueError` with what to give unless this is a loss."""
+    require_kind("loss", loss, AbstractLoss, "a loss, such as icl.Population(task)")
 
 
 def misfit(model: AbstractModel, size: int | None, outputs: int) -> str | None:

@@ -19,7 +19,7 @@ import scipy
 import xarray as xr
 from jaxtyping import Bool, Float
 
-from iclflow.measures.in_context import InContext, in_context_share
+from iclflow.measures.in_context import FEW, InContext, in_context_share
 from iclflow.measures.segmentation import MISFIT, Binned, Pieces, bin_curve, straight_pieces
 
 SHORT = 3  # bins a plateau needs for its level to be taken again
@@ -192,6 +192,7 @@ def find_stages(
     >>> [(round(drop.time), drop.in_context.label) for drop in stages.drops]
     [(1000, True)]
     """
+    _check_options(clock, contrast, smallest, false_alarms, resamples)
     times, losses = _checked(time, loss)
     sides = None
     if early is not None or late is not None:
@@ -263,7 +264,7 @@ def stages_dataset(found: Sequence[Stages], seeds: Sequence[int] | None = None) 
     def padded(rows: Sequence[Sequence[Any]], field: str) -> np.ndarray:
         whole = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
         for row, items in zip(whole, rows, strict=True):
-            row[: len(items)] = [getattr(item, field) for item in items]
+            row[: len(items)] = [np.nan if i is None else getattr(i, field) for i in items]
         return whole
 
     plateaus, drops = [s.plateaus for s in found], [s.drops for s in found]
@@ -273,8 +274,8 @@ def stages_dataset(found: Sequence[Stages], seeds: Sequence[int] | None = None) 
     }
     for field in ("time", "start", "end", "size", "complete", "confidence", "p_value"):
         data[f"drop_{field}"] = (("seed", "drop_number"), padded(drops, field))
-    sides = [[d.in_context for d in row if d.in_context is not None] for row in drops]
-    if any(sides):
+    sides = [[drop.in_context for drop in row] for row in drops]
+    if any(side is not None for row in sides for side in row):
         for field in ("share", "error", "p_value", "label"):
             data[f"in_context_{field}"] = (("seed", "drop_number"), padded(sides, field))
     data["stage_count"] = ("seed", np.array([len(p) for p in plateaus], int))
@@ -286,8 +287,31 @@ def stages_dataset(found: Sequence[Stages], seeds: Sequence[int] | None = None) 
     return dataset
 
 
+def _check_options(
+    clock: Any, contrast: Any, smallest: Any, false_alarms: Any, resamples: Any
+) -> None:
+    """Refuse thresholds that are no thresholds; NaN would find nothing, without a word."""
+    if not isinstance(clock, Clock):
+        raise ValueError(f"clock must be Clock.LOG or Clock.LINEAR, got {clock!r}")
+    for name, value in (
+        ("contrast", contrast), ("smallest", smallest), ("false_alarms", false_alarms)
+    ):  # fmt: skip
+        if not 0 < value <= 1:
+            raise ValueError(f"{name} must be above 0 and at most 1, got {value!r}")
+    if isinstance(resamples, bool) or resamples != int(resamples) or resamples < 0:
+        raise ValueError(f"resamples must be a whole number of at least 0, got {resamples!r}")
+
+
+def _reals(name: str, values: Any) -> np.ndarray:
+    """The values as floats; `ValueError` where they would lose an imaginary part."""
+    found = np.asarray(values)
+    if found.dtype.kind not in "fiub":
+        raise ValueError(f"{name} must be real numbers, got {found.dtype}")
+    return found.astype(float)
+
+
 def _checked(time: Any, loss: Any) -> tuple[np.ndarray, np.ndarray]:
-    times, losses = np.asarray(time, dtype=float), np.asarray(loss, dtype=float)
+    times, losses = _reals("times", time), _reals("losses", loss)
     if times.ndim != 1 or times.shape != losses.shape:
         raise ValueError(
             f"a loss curve needs one time for each loss, got shapes {times.shape} and "
@@ -310,7 +334,7 @@ def _checked_sides(time: Any, early: Any, late: Any) -> tuple[np.ndarray, np.nda
     if early is None or late is None:
         given = "late" if early is None else "early"
         raise ValueError(f"in-context learning needs early= and late= losses, got only {given}=")
-    times, first, last = (np.asarray(a, dtype=float) for a in (time, early, late))
+    times, first, last = (_reals("losses", a) for a in (time, early, late))
     if not times.shape == first.shape == last.shape:
         raise ValueError(
             f"early and late need one loss for each time, got shapes {first.shape} and "
@@ -331,13 +355,17 @@ def _in_context_shares(
     """What each drop (in readings of the clock) is by its early and late losses.
 
     The fall is taken from the second half of the plateau before to the first half of the plateau
-    after. Where the curve ends in a drop, it is taken to the last fifth of the fall.
+    after. Where the curve ends in a drop, it is taken to the last fifth of the fall. A drop has
+    None where the two losses are not known on both sides of it.
     """
     if sides is None or sides[0].size < 2 * SHORT:
         return [None] * len(drops)
     times, early, late = sides
     readings, found = clock(times), []
     for i, drop in enumerate(drops):
+        if min(np.sum(readings <= drop.time), np.sum(readings >= drop.time)) < FEW:
+            found.append(None)
+            continue
         before = (plateaus[i].start + plateaus[i].end) / 2, drop.start
         if i + 1 < len(plateaus):
             after = drop.end, (plateaus[i + 1].start + plateaus[i + 1].end) / 2

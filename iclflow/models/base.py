@@ -380,6 +380,11 @@ def dims_of(source: Any) -> tuple[int, int]:
     )
 
 
+def require_model(model: Any) -> None:
+    """Raise `ValueError` with what to give unless this is a model."""
+    require_kind("model", model, AbstractModel, "a model, such as init(jax.random.key(0))")
+
+
 def require_blocks(blocks: Any) -> Blocks:
     """The word that says whether the zero blocks are trained."""
     return require_kind("blocks", blocks, Blocks, "")

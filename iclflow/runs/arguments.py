@@ -1,5 +1,6 @@
 """What `simulate` and `sweep` ask of their arguments, before anything is computed."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,19 +9,9 @@ import jax.numpy as jnp
 
 from iclflow.dynamics import AbstractDynamics
 from iclflow.losses import AbstractLoss
-from iclflow.models import AbstractInitialiser, AbstractModel
+from iclflow.models import AbstractInitialiser
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.checks import require_kind, shown
-
-
-def require_loss(loss: Any) -> None:
-    """Refuse what is no loss; a task is told to become one."""
-    require_kind("loss", loss, AbstractLoss, "a loss, such as icl.Population(task)")
-
-
-def require_model(model: Any) -> None:
-    """Refuse what is no model; an initialiser is told to draw one."""
-    require_kind("model", model, AbstractModel, "a model, such as init(jax.random.key(0))")
 
 
 def require_dynamics(dynamics: Any) -> None:
@@ -56,3 +47,9 @@ def require_key(key: Any) -> None:
     if dtype == jnp.uint32 and key.ndim == 1:  # the keys of jax.random.PRNGKey
         return
     raise ValueError(f"key must be one key, such as jax.random.key(0), got {shown(key)}")
+
+
+def require_path(name: str, path: Any) -> None:
+    """Refuse what names no file or folder; an empty name would be the current folder."""
+    if path is not None and (not isinstance(path, str | os.PathLike) or not str(path)):
+        raise ValueError(f"{name} must be the name of a file or folder, got {shown(path)}")

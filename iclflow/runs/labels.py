@@ -15,6 +15,7 @@ from iclflow.results.provenance import stamp
 from iclflow.results.trajectory import RESULTS, Labelled, Trajectory
 from iclflow.runs.record import QUANTITIES
 from iclflow.runs.record.weights import AXES
+from iclflow.tasks.checks import require_kind
 
 OUTCOMES = ("finished", "diverged", "not_a_number", "step_limit", "interrupted")
 INTERRUPTED = OUTCOMES.index("interrupted")
@@ -157,6 +158,14 @@ def to_dataset(trajectory: Trajectory, settings: Any = None) -> xr.Dataset:
     about = {} if trajectory.timed else {"clock": COUNTED}
     coordinates |= coordinates_of(trajectory.record)
     return xr.Dataset(data | ends, coordinates, stamp(settings) | about)
+
+
+def as_dataset(runs: Any) -> xr.Dataset:
+    """Runs as a Dataset, of `sweep` or of one `Trajectory`; `ValueError` for anything else."""
+    if isinstance(runs, Trajectory):
+        return to_dataset(runs)
+    needed = "a Dataset of sweep or of a file of runs, or the Trajectory of simulate"
+    return require_kind("runs", runs, xr.Dataset, needed)
 
 
 def is_timed(runs: xr.Dataset) -> bool:

@@ -16,11 +16,13 @@ from jaxtyping import ArrayLike, PRNGKeyArray
 from iclflow.dynamics import AbstractDynamics, Descent
 from iclflow.dynamics.base import marks_until
 from iclflow.losses import AbstractLoss
+from iclflow.losses.base import require_loss
 from iclflow.losses.changing import jumps, piece_at
 from iclflow.models import AbstractModel
+from iclflow.models.base import require_model
 from iclflow.results.progress import Progress, progress_bar
 from iclflow.results.trajectory import RESULTS, Trajectory
-from iclflow.runs.arguments import require_dynamics, require_key, require_loss, require_model
+from iclflow.runs.arguments import require_dynamics, require_key
 from iclflow.runs.record import Record, Recording, measure_after, resolve
 from iclflow.runs.record.quantities import MODELS
 from iclflow.runs.testing import Test, Tests, with_tests

@@ -21,6 +21,7 @@ from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractInitialiser
 from iclflow.results.progress import Progress, progress_bar
 from iclflow.results.provenance import code_key
+from iclflow.runs.arguments import require_path
 from iclflow.runs.batch import AbstractObserver, Piece
 from iclflow.runs.cells import AbstractCells, Grid, Vary
 from iclflow.runs.cluster import on_cluster
@@ -116,6 +117,7 @@ def sweep(
     >>> dict(runs.result.sizes)
     {'scale': 2, 'seed': 3}
     """
+    require_path("store", store)
     cells = Grid.of(
         source,
         axes,

@@ -27,6 +27,7 @@ from iclflow.models import (
     Merged,
     Separate,
 )
+from iclflow.models.base import require_model
 from iclflow.results.display import html_table
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.task import Task
@@ -416,6 +417,7 @@ def predict(
     >>> tuple(len(icl.predict(source, start).times) for source in (loss, task))
     (2, 2)
     """
+    require_model(model)
     chosen = select(source, model) if engine is None else engine
     if chosen is None:
         engine = ENGINES[isinstance(model, Layers) and model.layers > 1]

@@ -30,6 +30,8 @@ SETUP = [
     "icl.Descent(0.1), until=20)",
     "runs := icl.sweep(task, icl.Separate.initialiser(task, heads=2, scale=0.1), "
     "icl.Descent(0.1), until=20)",
+    "kept := icl.sweep(task, init, icl.Descent(0.1), until=20, seeds=2, "
+    "record=['loss', 'weights'])",
     "changing := icl.Curriculum({0: task, 10: task.replace(label_noise=1.0)})",
 ]
 
@@ -186,6 +188,30 @@ REFUSED = {
         ("icl.Adam(weight_decay=float('nan'))", "weight_decay must be finite"),
         ("icl.Momentum(decay=-1)", "decay must be finite and between 0 and 1"),
     ],
+    "measures": [
+        ("icl.diagnose(3)", "a Dataset of sweep or of a file of runs, or the Trajectory"),
+        ("icl.measure_along(3)", "a Dataset of sweep or of a file of runs"),
+        ("icl.animate(3, 'x.gif')", "a Dataset of sweep or of a file of runs"),
+        ("icl.diagnose(kept, clock='log')", "Clock.LOG or Clock.LINEAR"),
+        ("icl.diagnose(kept, on=3)", "on must be a task"),
+        ("icl.diagnose(kept, on=icl.Task([0.5, 0.3, 0.2], 5))", "on has D = 3 inputs"),
+        ("icl.diagnose(kept, source=icl.Task([0.5, 0.3, 0.2], 5))", "source has D = 3 inputs"),
+        ("icl.diagnose(kept.isel(seed=slice(0)))", "no runs"),
+        ("icl.diagnose(kept.assign_coords(seed=[0, 0]))", "a seed twice"),
+        ("icl.predict(task, 3)", "model must be a model"),
+        ("icl.predict(task, init)", "model must be a model, such as init(jax.random.key(0))"),
+        ("icl.stable_rate(task, model)", "loss must be a loss, such as icl.Population(task)"),
+        ("icl.stable_rate(loss, init)", "model must be a model"),
+        ("icl.sharpness(task, model)", "loss must be a loss"),
+        ("icl.measures.find_stages([1, 2, 3], [1j, 2j, 3j])", "losses must be real numbers"),
+        ("icl.measures.find_stages([1, 2, 3], ['a', 'b', 'c'])", "losses must be real numbers"),
+        ("icl.measures.find_stages([1, 2], [2, 1], false_alarms=float('nan'))", "above 0 and"),
+        ("icl.measures.find_stages([1, 2], [2, 1], false_alarms=2)", "above 0 and at most 1"),
+        ("icl.measures.find_stages([1, 2], [2, 1], smallest=-1)", "smallest must be above 0"),
+        ("icl.measures.find_stages([1, 2], [2, 1], resamples=-1)", "resamples must be a whole"),
+        ("icl.sweep(task, init, icl.Descent(0.1), until=5, store='')", "store must be the name"),
+        ("icl.sweep(task, init, icl.Descent(0.1), until=5, store=3)", "store must be the name"),
+    ],
     "changing": [
         ("icl.Drift(lambda step: changing)", "a Curriculum inside a drift"),
         ("icl.simulate(loss, model, icl.Descent(0.1), until=5, test=changing)", "a test stays"),
@@ -234,6 +260,7 @@ MEANT = [
         "icl.plots.loss(run).axes[0].lines]",
         "[True]",
     ),
+    ("icl.sweep(task, init, icl.Descent(1e308), saveat=[5]).result.values.tolist()", "[1]"),
     ("icl.Task([0.7, 0.2], np.int64(5)).context", "5"),
     ("icl.Task([0.2, 0.7], 5).spectrum.tolist()", "[0.2, 0.7]"),
     ("icl.Task(np.asarray([1, 2]), 5).spectrum.tolist()", "[1.0, 2.0]"),

@@ -8,6 +8,7 @@ import pytest
 
 from iclflow import cli
 from iclflow.checkpoints import Monitor, find_series, read_columns
+from iclflow.diagnosis.curves import UNKNOWN, diagnose_curve
 from iclflow.measures import Clock, by_position, find_stages, stages_dataset
 from iclflow.measures.in_context import in_context_share
 from iclflow.results.netcdf import load
@@ -105,6 +106,24 @@ def test_each_of_two_drops_has_its_own_share():
     data = stages_dataset([stages])
     assert data["in_context_label"].values.tolist() == [[0.0, 1.0]]
     assert len(stages.lines()) == len(stages.plateaus) + 2
+
+
+def test_a_drop_that_the_two_losses_do_not_span_has_no_share():
+    """Early losses that end before a drop say nothing about it, and the next drop keeps its own."""
+    time = np.arange(1.0, 4001)
+    falls = [1 / (1 + np.exp(-(time - at) / 10)) for at in (300, 2000)]
+    late = 3 - falls[0] - falls[1]
+    early = np.where(time > 1000, np.full(time.size, 3.0), np.nan)
+    stages = find_stages(time, late, early=early, late=late)
+    first, second = stages.drops
+    assert first.in_context is None
+    assert second.in_context.label
+    table = stages_dataset([stages])["in_context_share"].values[0]
+    assert np.isnan(table[0])
+    assert table[1] > 0.9
+    found = diagnose_curve(time, late, early=early, late=late)
+    assert found["in_context"].values[0] == UNKNOWN
+    assert np.isnan(found["in_context_label"].values[0])
 
 
 def test_a_table_of_losses_by_position_gives_mean_early_and_late():
