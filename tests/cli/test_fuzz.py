@@ -55,6 +55,13 @@ def settings_inputs(command, base, rng, count):
         yield [command, *base, flags(name), pool[rng.integers(len(pool))]]
 
 
+def test_some_drawn_options(capsys):
+    """A share of what the slow tests draw: options of two commands."""
+    rng = np.random.default_rng(99)
+    check(capsys, settings_inputs("simulate", RUN, rng, 5))
+    check(capsys, settings_inputs("theory", [*TINY, "--json"], rng, 5))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_options_of_simulate(capsys, seed):
