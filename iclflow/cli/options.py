@@ -12,7 +12,11 @@ from iclflow.study.option import Option, described
 
 
 def typed(kind: Any, **bounds: Any) -> Callable[[str], Any]:
-    """A type for argparse: a number or a list within bounds, as `Option` checks it."""
+    """A type for argparse: a number or a list within bounds, as `Option` checks it.
+
+    - `kind`: such as `int`, or `tuple[float, ...]` for a list.
+    - `bounds`: `least`, `above` and `most`, as in `Option`.
+    """
     return partial(_read, Option("", "", **bounds), "", kind)
 
 

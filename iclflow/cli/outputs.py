@@ -47,9 +47,12 @@ def add_force(parser: argparse._ActionsContainer) -> None:
 def check_outputs(
     args: argparse.Namespace, endings: tuple[str, ...], inputs: Iterable[Path | str] = ()
 ) -> None:
-    """Refuse before any work what could not, or should not, be written after it.
+    """Refuse, before any work, what could not or should not be written after it.
 
-    `endings` are those that --out may have; --plot and --history are pictures.
+    - `args`: the options of a command. Its `out`, `plot` and `history` are looked at where it has
+      them.
+    - `endings`: the endings that --out may have; --plot and --history are pictures.
+    - `inputs`: files that the command reads, and must not overwrite.
     """
     taken = {Path(path).resolve(): "is read" for path in inputs}
     for name, allowed in (("out", endings), ("plot", PICTURES), ("history", PICTURES)):
@@ -78,7 +81,12 @@ def ours(path: Path) -> bool:
 
 
 def finished(out: Path, key: str, *, force: bool) -> Any:
-    """The runs in a file if they are those of the key and came to their end; else None."""
+    """The runs in a file, if they are those that were asked for and ended; else None.
+
+    - `out`: the file.
+    - `key`: the content key of the settings.
+    - `force`: whether to train anew, whatever is there.
+    """
     from iclflow.results.netcdf import check_free, load
     from iclflow.runs.folder import PLAN
 
@@ -99,9 +107,13 @@ def finished(out: Path, key: str, *, force: bool) -> Any:
 
 
 def train_into(out: Path, train: Callable[[Path], Any]) -> Any:
-    """The runs that `train(store)` gives, written to a file; to go on, the store stays beside it.
+    """Train, and write the runs to a file.
 
-    Of an interrupted run the file has the beginning, unless it has a finished one.
+    The store of an unfinished run stays beside the file, so that the same command goes on from it.
+    Of an interrupted run the file has the beginning, unless it holds a finished run.
+
+    - `out`: the file.
+    - `train`: takes the folder of the store and gives the runs.
     """
     from iclflow.results.netcdf import load, replace
     from iclflow.runs.folder import PLAN

@@ -99,7 +99,11 @@ class RunFolder:
         return self.folder / f"batch-{number:04d}.safetensors"
 
     def resume(self, number: int, progress: BatchProgress) -> BatchProgress:
-        """What the folder has of a batch, else its start."""
+        """What the folder has of a batch, or else its start.
+
+        - `number`: the place of the batch in the plan.
+        - `progress`: the batch at its start, whose arrays have the shapes that are read.
+        """
         file = self._file(number)
         if not file.exists():
             return progress
@@ -109,7 +113,12 @@ class RunFolder:
         )
 
     def save(self, number: int, progress: BatchProgress, now: bool) -> None:
-        """The progress of a batch, unless it was saved a moment ago."""
+        """Keep the progress of a batch, unless it was kept a moment ago.
+
+        - `number`: the place of the batch in the plan.
+        - `progress`: how far it has come.
+        - `now`: keep it in any case.
+        """
         if now or time.monotonic() - self.saved >= planning.SAVE_EVERY:
             save_tree(self._file(number), progress.tree())
             self.saved = time.monotonic()
@@ -158,7 +167,12 @@ class Snapshots:
 
 
 def own_folder(folder: Path | str | None, module: str, settings: Any) -> Path | None:
-    """A folder inside `folder` for these settings and the code behind a module."""
+    """A folder inside `folder` for these settings and the code behind a module.
+
+    - `folder`: None where nothing shall be kept; the answer is then None too.
+    - `module`: whose code the results depend on.
+    - `settings`: what else they depend on.
+    """
     if folder is None:
         return None
     return Path(folder) / content_key({"settings": settings, "code": code_key(module)})

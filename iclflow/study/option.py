@@ -46,7 +46,12 @@ class Option:
     repeats: ClassVar[bool] = False  # whether the shell gives its values one at a time
 
     def check(self, name: str, kind: Any, value: Any) -> Any:
-        """The value as the type of its field, or `ValueError` in one line."""
+        """The value as the type of its field, or `ValueError` in one line.
+
+        - `name`: what messages call the option.
+        - `kind`: the type of its field.
+        - `value`: what was given.
+        """
         if value is None and types.NoneType in typing.get_args(kind):
             return None
         kinds = kinds_of(kind)
@@ -85,7 +90,12 @@ class Option:
         return value
 
     def read(self, name: str, kind: Any, text: str) -> Any:
-        """The value that a text of the shell states."""
+        """The value that a text of the shell states.
+
+        - `name`: what messages call the option.
+        - `kind`: the type of its field.
+        - `text`: one word of the shell; a list is separated by commas.
+        """
         kinds = kinds_of(kind)
         if str in kinds and not (len(kinds) > 1 and ("," in text or not text[:1].isalpha())):
             return self.check(name, kind, text)
@@ -145,7 +155,12 @@ def kinds_of(kind: Any) -> tuple[Any, ...]:
 
 
 def _items(name: str, kind: Any, text: str) -> list[Any]:
-    """The parts of `a,b,c`; of whole numbers also `FIRST-LAST`."""
+    """The parts of a list `a,b,c`. Whole numbers may also be stated as `FIRST-LAST`.
+
+    - `name`: what messages call the option.
+    - `kind`: the type of one part.
+    - `text`: what was given.
+    """
     first, dash, last = text.partition("-")
     if kind is int and dash:
         try:
