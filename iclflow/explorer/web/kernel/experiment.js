@@ -1,6 +1,7 @@
 // From settings to what is trained: the modes of the task, the shape of the model, its start and its problem.
 
 import { fullAttention } from "./blocks.js";
+import { given } from "./given.js";
 import { leadingDirection, leastLoss, mixtureMoments } from "./mixture.js";
 import { populationLoss } from "./models.js";
 import { linearAttention } from "./problem.js";
@@ -18,7 +19,8 @@ import { coupled, linearTransformer, transformerModes } from "./transformer.js";
 /** The task as the model sees it, and the shape of its weights. @type {(settings: Settings) => {modes: Modes, shape: Shape}} */
 export function stage(settings) {
   const { model, heads, rank, context, fixed_fraction: fixed } = settings,
-    modes = modesOf(settings);
+    own = settings.given ? given() : null,
+    modes = own?.modes ?? modesOf(settings);
   if (model === "linear-transformer")
     return {
       modes: transformerModes(modes, context),
@@ -51,7 +53,12 @@ export function problems(settings) {
   const basis = basisOf(settings);
   if (settings.model.startsWith("softmax"))
     return (seed) => softmaxAttention(settings, shape, basis, sequences, dataSeed, initialWeights(settings, seed));
-  const loss = sequences ? sampledLoss(settings, modes.size, sequences, dataSeed, basis) : populationLoss(modes);
+  const own = settings.given ? given() : null;
+  const loss = own
+    ? own.loss
+    : sequences
+      ? sampledLoss(settings, modes.size, sequences, dataSeed, basis)
+      : populationLoss(modes);
   return (seed, fast = true) => linearAttention(shape, loss, initialWeights(settings, seed), fast);
 }
 
@@ -60,7 +67,7 @@ export function defaultRate(settings) {
   const { modes, shape } = stage(settings);
   if (shape.full) return stableRateOfAll(shape, mixtureMoments(settings));
   if (shape.kind !== "transformer") {
-    const rate = stableRate(modes, shape, populationLoss(modes));
+    const rate = stableRate(modes, shape, (settings.given && given()?.loss) || populationLoss(modes));
     return settings.model.startsWith("softmax") ? Number((2 * rate).toPrecision(3)) : rate;
   }
   // The Hessian of one mode at p q = a∞ is 2 v s² (p² + q²)/a∞ · ½; the largest of them limits the rate.

@@ -1,15 +1,16 @@
 // The library's initial weights, seed by seed, turned into the eigenvectors of Λ, where the page computes.
 
+import { given } from "./given.js";
 import { weightCount } from "./models.js";
 import { keyOf, normal, rotation, split } from "./random.js";
 import { padded } from "./task.js";
 
 /** @typedef {import("./models.js").Shape} Shape */
-/** Which model starts from which random numbers. @typedef {{model: string, spectrum: number[], heads: number, rank: number, scale: number, rotate: boolean, eigen_seed: number, fixed_fraction: number}} Start */
+/** Which model starts from which random numbers. @typedef {{model: string, spectrum: number[], heads: number, rank: number, scale: number, rotate: boolean, eigen_seed: number, fixed_fraction: number, given: number}} Start */
 
 /** The eigenvectors of Λ as columns, row by row; null for the coordinate axes. @type {(start: Start) => Float64Array | null} */
-export const basisOf = ({ rotate, eigen_seed, spectrum }) =>
-  rotate ? rotation(split(keyOf(eigen_seed), 3)[0], spectrum.length) : null;
+export const basisOf = ({ given: own, rotate, eigen_seed, spectrum }) =>
+  own ? (given()?.basis ?? null) : rotate ? rotation(split(keyOf(eigen_seed), 3)[0], spectrum.length) : null;
 
 /**
  * v ~ N(0, w²/H), entries of k, q ~ N(0, w²/(H R D)) (36), of U ~ N(0, w²/(H D²)) (34), in the eigenbasis.

@@ -23,6 +23,7 @@
  * @property {number[]} order the modes with σ > 0, largest drop first
  * @property {number[]} levels L(M_0), …, L(M_r): the plateaus; with a fixed task E[y²], the end of the first drop where it is known, the least loss
  * @property {import("./mixture.js").Moments=} moments of all features, with a fixed task
+ * @property {boolean=} coupled whether the loss is not diagonal in these modes, as that of given prompts
  */
 
 /** D padded to a multiple of four with modes of no variance, which stay zero exactly: the kernel is unrolled. */

@@ -15,6 +15,7 @@ import { recorded } from "./recorded.js";
 import { makeSaving, saveCard } from "./saving.js";
 import { format, parse, valid } from "./settings.js";
 import { makeActions } from "./sharing.js";
+import { takePrompts } from "./own.js";
 import { selfTest } from "./selftest.js";
 import { Story } from "./story.js";
 import { Timeline } from "./timeline.js";
@@ -23,6 +24,7 @@ import { cursorWords, words } from "./words.js";
 
 /** @typedef {import("./settings.js").Settings} Settings */
 
+const OF_TASK = ["spectrum", "context", "noise", "task_covariance", "sequences", "fixed_fraction", "rotate"];
 const PAUSE = 80; // ms between two pictures of the runs behind
 const opened = parse(location.hash.length > 1 ? location.hash : (document.getElementById("opens")?.textContent ?? ""));
 let settings = opened.named ? opened.settings : valid(PRESETS[0].settings);
@@ -68,7 +70,13 @@ const story = new Story(
 /** New settings: the controls and the address at once, the runs in the next frame. @param {Partial<Settings>} changes */
 function change(changes) {
   const resized = changes.spectrum && changes.spectrum.length !== settings.spectrum.length && !changes.task_covariance;
-  settings = valid({ ...settings, ...changes, ...(resized ? { task_covariance: [] } : {}) });
+  const left = Object.keys(changes).some((name) => OF_TASK.includes(name)) && !changes.given; // prompts are no task
+  settings = valid({
+    ...settings,
+    ...changes,
+    ...(left ? { given: 0 } : {}),
+    ...(resized ? { task_covariance: [] } : {}),
+  });
   requests.push({ settings, at: performance.now() });
   controls.show(settings);
   trainer.ask(settings);
@@ -173,6 +181,10 @@ byId("another").addEventListener("click", () => {
   if (given) views.prompt.another(given);
 });
 timeline.listen(() => trainer.front);
+takePrompts(() => {
+  timeline.restart();
+  change({ given: 1, steps: 0, rate: 0, cloud: 0 });
+});
 makeActions(
   () => trainer.setup,
   () => `${location.href.replace(/#.*/, "")}#${format(settings, 0)}`,

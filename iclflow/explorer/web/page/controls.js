@@ -165,7 +165,9 @@ export class Controls {
 }
 
 /** One sentence on what is special about some settings. @type {(settings: Settings) => string} */
-function remark({ model, heads, rank, spectrum, scale, sequences, fixed_fraction: fixed }) {
+function remark({ model, heads, rank, spectrum, scale, sequences, fixed_fraction: fixed, given }) {
+  if (given)
+    return "Your own prompts: the bars are the variances of their inputs, and the theory is of these very prompts.";
   if (fixed === 1) return "Every prompt has the same task: it is learned in weight, and the context is not needed.";
   if (fixed > 0) return "Some prompts share one task: it is learned in weight, and the others in context, later.";
   if (model.startsWith("softmax"))

@@ -1,5 +1,6 @@
 // The same runs elsewhere: as a settings file of `iclflow simulate`, and as a program.
 
+import { given } from "../kernel/given.js";
 import { isSoftmax, short, stated } from "./settings.js";
 
 /** @typedef {import("./settings.js").Settings} Settings */
@@ -17,7 +18,8 @@ export function toToml(settings, rate, steps) {
       const shown = Array.isArray(given) ? list(given) : typeof given === "string" ? `"${value}"` : value;
       return `${name} = ${shown}`;
     });
-  if (settings.sequences) lines.push('blocks = "frozen"');
+  if (settings.given) lines.push(`prompts = ${JSON.stringify(given()?.name ?? "")}`);
+  if (settings.sequences || settings.given) lines.push('blocks = "frozen"');
   return [...lines, `rate = ${short(rate)}`, `steps = ${steps}`, ""].join("\n");
 }
 
@@ -39,6 +41,7 @@ export function toPython(settings, rate, steps) {
     ...(law ? [`tasks=${law}`] : []),
     ...(noise > 0 ? [`label_noise=${short(noise)}`] : []),
   ];
+  if (settings.given) return ownPython(settings, rate, steps);
   const loss = !settings.sequences
     ? `icl.${mixed ? "population_moments" : "Population"}(task)`
     : `icl.${isSoftmax(settings) ? "Sequences" : "Moments"}.sample(task, ${settings.sequences}, key=jax.random.key(${settings.data_seed})${isSoftmax(settings) ? "" : ", features=icl.ReducedFeatures()"})`;
@@ -59,5 +62,27 @@ loss = ${loss}
 init = icl.${name}(task${sizes}, scale=${short(scale)}${blocks})
 runs = icl.sweep(loss, init, icl.Descent(rate=${short(rate)}), until=${steps}, seeds=range(${seed}, ${seed + seeds}))
 ${predicted ? `theory = icl.theory.predict(task, init(jax.random.key(${seed + front})))\nicl.plots.loss(runs, theory=theory, levels=theory.levels).savefig("run.png")` : 'icl.plots.loss(runs).savefig("run.png")'}
+`;
+}
+
+/** The same on prompts of a file. @type {(settings: Settings, rate: number, steps: number) => string} */
+function ownPython({ model, heads, rank, scale, seeds, seed, front }, rate, steps) {
+  const name = given()?.name ?? "",
+    load = name.endsWith(".npz")
+      ? `icl.Prompts.load(${JSON.stringify(name)})`
+      : `icl.Prompts(x, y) # x [P, N+1, D] and y [P, N+1] of ${name}`;
+  const init =
+    model === "merged"
+      ? `Merged.initialiser(loss, heads=${heads}`
+      : `Separate.initialiser(loss, heads=${heads}, rank=${rank}`;
+  return `import jax, iclflow as icl
+jax.config.update("jax_enable_x64", True)
+
+prompts = ${load}
+loss = icl.Moments.of(prompts, features=icl.ReducedFeatures())
+init = icl.${init}, scale=${short(scale)})
+runs = icl.sweep(loss, init, icl.Descent(rate=${short(rate)}), until=${steps}, seeds=range(${seed}, ${seed + seeds}))
+theory = icl.predict(loss, init(jax.random.key(${seed + front})))
+icl.plots.loss(runs, theory=theory, levels=theory.levels).savefig("run.png")
 `;
 }

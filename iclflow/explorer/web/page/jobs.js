@@ -3,6 +3,7 @@
 import { lossesOf } from "../kernel/blocks.js";
 import { Descent, logSteps } from "../kernel/descent.js";
 import { defaultRate, problems, stage } from "../kernel/experiment.js";
+import { given } from "../kernel/given.js";
 import { mixtureMoments } from "../kernel/mixture.js";
 import { weightCount } from "../kernel/models.js";
 import { initialWeights } from "../kernel/start.js";
@@ -36,6 +37,8 @@ const TESTS = [
 const SAVES = 240; // evenly in the logarithm of time, and besides wherever the loss moves
 const MOVED = 1 / 250; // of E[y²]
 const BEYOND = 1.3; // times the last predicted drop: the end of a run that was given none, as in the library
+const BEYOND_ONE = 2; // the same of models whose one drop has a long tail
+const BEYOND_OWN = 12; // the same of merged heads on given prompts, of any scale
 const BEYOND_FIRST = 8; // times the first drop, where only that one is predicted
 const UNPREDICTED_STEPS = 10001;
 const LONGEST = 250000; // steps that the page takes unasked
@@ -43,7 +46,8 @@ const SOFTMAX_STEPS = 4000;
 
 /** The theory of the run in front, at first the quick one, the rate and the end. @type {(settings: Settings) => Setup} */
 export function plan(settings) {
-  const { modes, shape } = stage(settings);
+  const { modes, shape } = stage(settings),
+    own = settings.given ? given() : null;
   const theory = predict(modes, shape, initialWeights(settings, settings.seed + settings.front), true);
   const rate = settings.rate || defaultRate(settings);
   let { steps } = settings;
@@ -52,7 +56,7 @@ export function plan(settings) {
   if (!steps) {
     const slowest = Math.min(...modes.order.map((d) => modes.g[d]));
     const last = theory.drops[theory.drops.length - 1]?.time ?? 30 / slowest;
-    steps = Math.min(LONGEST, Math.ceil(niceAbove((shape.full ? BEYOND_FIRST : BEYOND) * last) / (2 * rate)));
+    steps = Math.min(LONGEST, Math.ceil(niceAbove(beyond(settings, shape) * last) / (2 * rate)));
   }
   return {
     settings,
@@ -64,7 +68,15 @@ export function plan(settings) {
     theory,
     rough: hasQuick(modes, shape),
     partial: false,
+    ...(own && { given: { count: own.count, best: own.best } }),
   };
+}
+
+/** How far a run goes on, in times of the last predicted drop. @type {(settings: Settings, shape: import("../kernel/models.js").Shape) => number} */
+function beyond(settings, { kind, full }) {
+  if (full) return BEYOND_FIRST;
+  if (kind === "separate") return BEYOND;
+  return settings.given ? BEYOND_OWN : BEYOND_ONE;
 }
 
 /** Runs of an experiment, each to be advanced piece by piece. @type {(settings: Settings, rate: number, steps: number) => (index: number) => Descent} */
@@ -102,6 +114,7 @@ export function theoryOf(settings, index, quick = false) {
 /** About how many nanoseconds a run takes. @type {(setup: Setup) => number} */
 export function cost({ settings, modes, shape, steps }) {
   if (settings.sequences) return Infinity;
+  if (settings.given) return steps * (100 + 2 * shape.heads * shape.rank * shape.size ** 2 + shape.size ** 4);
   if (shape.kind === "separate" && !shape.full) return steps * (30 + 0.55 * shape.heads * shape.rank * shape.size ** 2); // compiled
   if (modes.moments) return steps * (2 * modes.moments.values.length + 20 * shape.heads * shape.rank * shape.size ** 3);
   return steps * (100 + 2 * shape.heads * shape.rank * shape.size ** 2);

@@ -1,5 +1,6 @@
 // The settings of the page: the names, defaults and meanings of `iclflow simulate`, within the page's bounds.
 
+import { given as prompts } from "../kernel/given.js";
 import { BOUNDS as RANGES, COMPONENTS, DEFAULTS as USUAL, MODELS, WHOLE } from "./options.js";
 
 /**
@@ -23,13 +24,15 @@ import { BOUNDS as RANGES, COMPONENTS, DEFAULTS as USUAL, MODELS, WHOLE } from "
  * @property {number} seed the first of them
  * @property {number} front the run in front, counted from zero
  * @property {number} cloud how many further starts the theory is asked about
+ * @property {number} given 1 to train on the prompts that were read from a file, which no address holds
  */
 
 /** The library's defaults, and the page's own. @type {Settings} */
-export const DEFAULTS = { ...USUAL, front: 0, cloud: 0 };
+export const DEFAULTS = { ...USUAL, front: 0, cloud: 0, given: 0 };
 
 /** Least and largest value of each number. @type {Record<string, [number, number]>} */
-export const BOUNDS = { ...RANGES, front: [0, 99], cloud: [0, 1000] };
+export const BOUNDS = { ...RANGES, front: [0, 99], cloud: [0, 1000], given: [0, 1] };
+const OF_PROMPTS = ["spectrum", "context"]; // what a file of prompts says itself
 const LONGEST = 6e10; // nanoseconds, about, that all runs of a page may take together
 const TYPICAL = 25000; // steps of a run that is given none
 const SOFTMAX_SEQUENCES = [300, 3000]; // softmax trains on prompts: when none are asked for, and at most
@@ -38,9 +41,9 @@ const SOFTMAX_SEQUENCES = [300, 3000]; // softmax trains on prompts: when none a
 export const isSoftmax = ({ model }) => model.startsWith("softmax");
 
 /** About how many nanoseconds a step of one run takes. @type {(settings: Settings) => number} */
-function stepCost({ model, spectrum: { length: D }, heads, rank, context, sequences, fixed_fraction }) {
+function stepCost({ model, spectrum: { length: D }, heads, rank, context, sequences, fixed_fraction, given }) {
   if (model.startsWith("softmax")) return sequences * (context + 1) * heads * 2 * D;
-  const features = sequences || fixed_fraction ? (D * (D + 1) ** 2) ** 2 : 0;
+  const features = sequences || fixed_fraction || given ? (D * (D + 1) ** 2) ** 2 : 0;
   return 100 + 2 * heads * rank * D ** 2 + features;
 }
 
@@ -58,6 +61,13 @@ export function valid(given) {
   if (!MODELS.includes(result.model)) result.model = DEFAULTS.model;
   if (!result.spectrum.length) result.spectrum = DEFAULTS.spectrum;
   result.spectrum = [...result.spectrum].sort((a, b) => b - a);
+  const own = prompts();
+  result.given = own && result.given ? 1 : 0;
+  if (own && result.given) {
+    const plain = { rotate: false, sequences: 0, noise: 0, fixed_fraction: 0, task_covariance: [] };
+    Object.assign(result, plain, { spectrum: own.spectrum, context: own.modes.context });
+    if (!["separate", "merged"].includes(result.model)) result.model = "separate";
+  }
   result.task_covariance = result.spectrum.map(
     (/** @type {number} */ _, /** @type {number} */ d) => result.task_covariance[d] ?? 1,
   );
@@ -84,7 +94,7 @@ export function parse(hash) {
   for (const [name, text] of fields) {
     if (name === "model") given.model = text;
     else if (name === "rotate") given.rotate = text === "true";
-    else if (Object.hasOwn(BOUNDS, name)) {
+    else if (Object.hasOwn(BOUNDS, name) && name !== "given") {
       const numbers = text.split(",").map((part) => (part.trim() === "" ? NaN : Number(part)));
       if (!numbers.every(Number.isFinite)) continue;
       given[name] = Array.isArray(/** @type {any} */ (DEFAULTS)[name]) ? numbers : numbers[0];
@@ -104,6 +114,7 @@ const text = (value) =>
 /** What differs from the library's defaults, as texts by name. @type {(settings: Settings) => [string, string][]} */
 export const stated = (settings) =>
   Object.entries(settings)
+    .filter(([name]) => name !== "given" && !(settings.given && OF_PROMPTS.includes(name)))
     .filter(([name, value]) =>
       name === "task_covariance"
         ? !settings.task_covariance.every((s) => s === 1)

@@ -1,5 +1,6 @@
 // Runs: the one in front at once where it is quick, the others in workers; says when there is something new to show.
 
+import { given } from "../kernel/given.js";
 import { cost, joined, plan, runsOf, testsOf } from "./jobs.js";
 import { seenDrops } from "../theory/seen.js";
 
@@ -103,7 +104,16 @@ export class Trainer {
     const count = n > 0 ? most : 1; // those behind are started when they are needed
     if (n > 0) this.behind = true;
     while (this.workers.length < count) this.workers.push(startWorker((message) => this.#receive(message)));
-    this.workers[n].postMessage({ id: this.id, settings, runs, starts, refine, rate, steps });
+    this.workers[n].postMessage({
+      id: this.id,
+      settings,
+      runs,
+      starts,
+      refine,
+      rate,
+      steps,
+      given: settings.given ? given() : null,
+    });
   }
 
   /** @param {any} message */

@@ -1,8 +1,9 @@
 // Works off one job at a time, piece by piece, so that a newer one can take its place within a frame.
 
+import { give } from "../kernel/given.js";
 import { runsOf, theoryOf } from "./jobs.js";
 
-/** `runs` to train, `starts` whose drops the theory is asked for, and whether the theory of the run in front is to be refined. @typedef {{id: number, settings: import("./settings.js").Settings, runs: number[], starts: number[], refine: boolean, rate: number, steps: number}} Job */
+/** `runs` to train, `starts` whose drops the theory is asked for, and whether the theory of the run in front is to be refined. @typedef {{id: number, settings: import("./settings.js").Settings, runs: number[], starts: number[], refine: boolean, rate: number, steps: number, given: import("../kernel/given.js").Given | null}} Job */
 
 const PIECE = 12; // ms between two looks for a newer job
 const SHOW = 90; // ms between two pictures of an unfinished run
@@ -18,6 +19,7 @@ const breathe = () =>
 
 onmessage = ({ data }) => {
   latest = data.id;
+  give(data.given);
   work(data);
 };
 

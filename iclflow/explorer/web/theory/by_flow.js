@@ -11,13 +11,19 @@ import { integrate } from "./ode.js";
 
 const LEAD = 50; // an escape is followed by the flow from c v = 1/LEAD on
 const ARRIVED = 1e-10; // excess loss, in units of the last drop, at which a plateau is reached
+const ARRIVED_OWN = 1e-5; // the same of given prompts, whose levels are themselves found step by step
 const AWAKE = 0.3; // share of the smallest final value weight above which a head counts as escaped
 
-/** All heads follow the flow from shortly before a drop until it is over: any rank, any order of the modes. @type {(modes: Modes, shape: Shape, start: Float64Array) => Stairs} */
-export function byFlow(modes, shape, start) {
-  const { size, g, c, m, drops: sigma, order, levels } = modes;
+/** All heads follow the flow from shortly before a drop until it is over: any rank, any order of the modes; `own`: a loss that is not diagonal in them. @type {(modes: Modes, shape: Shape, start: Float64Array, own?: import("../kernel/models.js").Loss) => Stairs} */
+export function byFlow(modes, shape, start, own) {
+  const { size, g, c, m, drops: sigma } = modes;
+  // Merged heads learn everything at once.
+  const whole = shape.kind === "merged";
+  const order = whole ? modes.order.slice(0, 1) : modes.order;
+  const levels = whole ? [modes.levels[0], modes.levels[modes.levels.length - 1]] : modes.levels;
   const { heads, rank } = shape;
-  const loss = populationLoss(modes);
+  const loss = own ?? populationLoss(modes);
+  const arrived = own ? ARRIVED_OWN : ARRIVED;
   const { A, M, point, asleep } = atRest(modes, shape, start);
   const final = Math.min(...order.map((d) => Math.cbrt(m[d])));
   const evaluate = (/** @type {Float64Array} */ y) => {
@@ -42,8 +48,8 @@ export function byFlow(modes, shape, start) {
     if (room <= drops.length) {
       const learned = drops.length,
         next = order[learned];
-      if (learned > 0 && sigma[next] > (1 - 1e-9) * sigma[order[learned - 1]]) {
-        // Some of several equal modes are learned: the escaped heads chose which.
+      if (own || (learned > 0 && sigma[next] > (1 - 1e-9) * sigma[order[learned - 1]])) {
+        // Some of several equal modes are learned: the escaped heads chose which. Of prompts there are no others.
         evaluate(now.y.map((x, i) => (i < heads && asleep[i] ? 0 : x)));
         frozen.set(A);
       } else {
@@ -62,7 +68,7 @@ export function byFlow(modes, shape, start) {
       room += rank;
     }
     const target = Math.min(order.length, room);
-    const goal = levels[target] + ARRIVED * sigma[order[target - 1]];
+    const goal = levels[target] + arrived * sigma[order[target - 1]];
     const down = integrate(together, now, {
       rtol: 1e-6,
       atol: 1e-7 * rootMeanSquare(start),

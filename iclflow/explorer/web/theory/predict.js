@@ -1,5 +1,6 @@
 // What the theory says of a start before any training: one door to all of it.
 
+import { given } from "../kernel/given.js";
 import { weightCount } from "../kernel/models.js";
 import { ordered } from "../kernel/task.js";
 import { byCourse } from "./by_course.js";
@@ -16,7 +17,8 @@ import { transformerCourse } from "./transformer.js";
 const FEW = 80; // weights up to which the flow is followed within a frame
 
 /** Whether a scalar course (26) belongs to each drop. @type {(modes: Modes, shape: Shape) => boolean} */
-const scalar = (modes, shape) => shape.kind === "separate" && shape.rank === 1 && !shape.full && ordered(modes);
+const scalar = (modes, shape) =>
+  shape.kind === "separate" && shape.rank === 1 && !shape.full && !modes.coupled && ordered(modes);
 
 /** Whether `predict` has a quicker answer, a hundred times less accurate, for a first picture. @type {(modes: Modes, shape: Shape) => boolean} */
 export const hasQuick = (modes, shape) => scalar(modes, shape) && weightCount(shape) > FEW;
@@ -25,6 +27,8 @@ export const hasQuick = (modes, shape) => scalar(modes, shape) && weightCount(sh
 export function predict(modes, shape, start, quick = false) {
   if (shape.kind === "transformer") return transformerCourse(modes, shape, start);
   if (modes.moments) return shape.kind === "merged" ? firstDrop(modes.moments, shape, start) : UNKNOWN;
+  const prompts = modes.coupled ? given() : null;
+  if (prompts) return byFlow(modes, shape, start, prompts.loss);
   if (shape.kind === "merged") return mergedCourse(modes, shape, start);
   if (quick && hasQuick(modes, shape)) return byCourse(modes, shape, start);
   const stairs = byFlow(modes, shape, start);

@@ -51,7 +51,8 @@ export const component = (d) => `e${DIGITS[d]}`;
 export const isLinear = ({ settings }) => !settings.model.startsWith("softmax");
 
 /** Whether the answer is βᵀM x_q: one output, linear, and no other block trained. @type {(setup: Setup) => boolean} */
-export const isMap = (setup) => isLinear(setup) && !setup.given && setup.shape.kind !== "transformer" && !setup.shape.full;
+export const isMap = (setup) =>
+  isLinear(setup) && !setup.given && setup.shape.kind !== "transformer" && !setup.shape.full;
 
 /** What a model uses that has learned m components, in words. @type {(m: number, setup: Setup) => string} */
 export function algorithm(m, { modes, shape, given }) {

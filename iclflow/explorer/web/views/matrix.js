@@ -44,8 +44,7 @@ export class MatrixView {
       svg("text", { class: "label", x: left + side + gap, y: 14 }, "best"),
     );
     const best = new Float64Array(modes.size ** 2);
-    for (const i of count(size))
-      for (const j of count(size)) best[i * modes.size + j] = bestOf(front.setup, i, j);
+    for (const i of count(size)) for (const j of count(size)) best[i * modes.size + j] = bestOf(front.setup, i, j);
     this.#fill(this.target, best, modes.size);
     this.move(context);
   }

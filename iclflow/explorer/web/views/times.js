@@ -30,7 +30,7 @@ export class TimesView {
         "tr",
         {},
         html("th", { scope: "row", style: `color: ${merged ? "inherit" : textColour(modes.order[m])}` }, name),
-        html("td", {}, setup.given ? "–" : drop.head < 0 ? "all" : String(drop.head + 1)),
+        html("td", {}, drop.head < 0 ? (setup.given ? "–" : "all") : String(drop.head + 1)),
         html("td", {}, number(drop.time, 4)),
         html("td", {}, seen ? number(seen, 4) : "…"),
         html("td", {}, Number.isFinite(error) ? percent(error) : ""),
