@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import iclflow as icl
-from iclflow.explorer.bundle import WEB
+from iclflow.explorer.bundle import WEB, bundle
+from tests.helpers.browser import CHROMIUM, Page
 
 SCRIPT = Path(__file__).parent / "given.mjs"
 NODE = shutil.which("node")
@@ -101,3 +102,36 @@ def test_arrays_that_do_not_fit_are_refused_in_words(tmp_path):
         path = tmp_path / "a.npz"
         np.savez(path, **arrays)
         assert complaint in in_page(path)["error"]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_a_chosen_file_is_solved_and_trained_and_nothing_leaves_the_page(tmp_path):
+    x, y = drawn()
+    np.savez(tmp_path / "mine.npz", x=x, y=y)
+    (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "page.html").write_text(bundle(), encoding="utf-8")
+    said = "document.getElementById('own-note').textContent"
+    with Page(tmp_path / "profile") as page:
+        page.open((tmp_path / "page.html").as_uri() + "#scale=0.1&heads=4")
+        page.until("explorer.trainer.front?.done")
+        root = page.ask("DOM.getDocument")["root"]["nodeId"]
+        chooser = page.ask("DOM.querySelector", nodeId=root, selector="#own-file")["nodeId"]
+
+        def choose(name: str) -> None:
+            page.ask("DOM.setFileInputFiles", nodeId=chooser, files=[str(tmp_path / name)])
+
+        choose("bad.csv")
+        page.until(f"{said}.includes('cannot be used')", said=said)
+        assert page.evaluate("explorer.settings().given") == 0
+        choose("mine.npz")
+        own = "explorer.trainer.setup?.settings.given === 1 && explorer.trainer.front?.done"
+        page.until(f"{own} && explorer.trainer.front.setup === explorer.trainer.setup", said=said)
+        front = page.evaluate(
+            "(({seen, drops}) => [seen, drops.map(d => d.time)])(explorer.trainer.front)"
+        )
+        np.testing.assert_allclose(front[0], front[1], rtol=0.1)
+        assert "150 prompts of 9 pairs" in page.evaluate(said)
+        assert page.errors == []
+        assert all(url.startswith(("file:", "blob:")) for url in page.requests)
+        page.evaluate("explorer.change({noise: 0.5})")  # a task again
+        assert page.evaluate("explorer.settings().given") == 0
