@@ -72,6 +72,7 @@ from iclflow.models import Merged as Merged
 from iclflow.models import Separate as Separate
 from iclflow.models import Softmax as Softmax
 from iclflow.models import Steps as Steps
+from iclflow.models import Transformer as Transformer
 from iclflow.results.netcdf import load as load
 from iclflow.results.netcdf import save as save
 from iclflow.results.trajectory import RESULTS as RESULTS
@@ -89,6 +90,9 @@ from iclflow.tasks.averaged import TaskAverage as TaskAverage
 from iclflow.tasks.base import AbstractTask as AbstractTask
 from iclflow.tasks.commuting import Commuting as Commuting
 from iclflow.tasks.compressed import compressed_prompts as compressed_prompts
+from iclflow.tasks.functions import AbstractFunctions as AbstractFunctions
+from iclflow.tasks.functions import DecisionTrees as DecisionTrees
+from iclflow.tasks.functions import TwoLayerNetworks as TwoLayerNetworks
 from iclflow.tasks.inputs import AbstractInputs as AbstractInputs
 from iclflow.tasks.inputs import Gaussian as Gaussian
 from iclflow.tasks.inputs import Rademacher as Rademacher
@@ -101,6 +105,7 @@ from iclflow.tasks.prompt import Prompt as Prompt
 from iclflow.tasks.prompts import AbstractPromptSet as AbstractPromptSet
 from iclflow.tasks.prompts import PromptSet as PromptSet
 from iclflow.tasks.prompts import StackedPrompts as StackedPrompts
+from iclflow.tasks.sparse import Sparse as Sparse
 from iclflow.tasks.spectra import named_spectrum as named_spectrum
 from iclflow.tasks.task import ContextLabels as ContextLabels
 from iclflow.tasks.task import Task as Task

@@ -85,6 +85,14 @@ class Sequences(AbstractPromptLoss):
         if self.lengths == (self.prompts.inputs.shape[1] - 1,):
             return jnp.mean(jax.vmap(lambda prompt: self._error(model, prompt))(self.prompts))
 
+        if model.reads_causally and self.average is None:
+            chosen = jnp.asarray(self.lengths)
+
+            def errors(prompt: Prompt) -> Float[Array, "n O"]:
+                return prompt.targets[chosen] - model.along(prompt)[chosen]
+
+            return jnp.mean(jnp.sum(jax.vmap(errors)(self.prompts) ** 2, axis=-1))
+
         @jax.checkpoint  # keeps memory at one prefix length, forward and backward
         def of_length(length: Int[Array, ""]) -> Float[Array, ""]:
             error = lambda prompt: self._error(model, prompt.prefix(length))  # noqa: E731

@@ -26,3 +26,5 @@ from iclflow.models.softmax import Softmax as Softmax
 from iclflow.models.softmax import SoftmaxInitialiser as SoftmaxInitialiser
 from iclflow.models.steps import Steps as Steps
 from iclflow.models.steps import StepsInitialiser as StepsInitialiser
+from iclflow.models.transformer import Transformer as Transformer
+from iclflow.models.transformer import TransformerInitialiser as TransformerInitialiser

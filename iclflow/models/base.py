@@ -157,6 +157,16 @@ class AbstractModel(Displayed):
         rows = jnp.eye(len(constant), dtype=constant.dtype)
         return constant, jax.vmap(lambda row: pull(row)[0])(rows)
 
+    @property
+    def reads_causally(self) -> bool:
+        """Whether one pass over a prompt has the predictions of all its prefixes (`along`)."""
+        return False
+
+    def along(self, prompt: Prompt) -> Float[Array, "n O"]:
+        """The predictions after 0, 1, …, N pairs: one per prefix of the prompt."""
+        lengths = jnp.arange(prompt.context + 1)
+        return jax.vmap(lambda n: self(prompt.prefix(n)))(lengths)
+
     def pairs(self) -> Pairs | None:
         """v, k and q, if they are all weights, in this order, and M = Σ v k qᵀ for one output."""
         return None

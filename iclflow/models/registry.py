@@ -10,6 +10,7 @@ from iclflow.models.merged import Merged
 from iclflow.models.networks import MLP, ConvNet
 from iclflow.models.separate import Separate
 from iclflow.models.softmax import Softmax
+from iclflow.models.transformer import Transformer
 
 
 class Kind(NamedTuple):
@@ -32,5 +33,8 @@ MODELS: dict[str, Kind] = {
     "softmax-separate": Kind(partial(Softmax.initialiser, rank=1), ("heads", "rank", "blocks")),
     "layers-merged": Kind(partial(Layers.initialiser, rank=None), ("layers", "tied", "heads")),
     "layers-separate": Kind(Layers.initialiser, ("layers", "tied", "heads", "rank")),
+    "transformer": Kind(
+        Transformer.initialiser, ("layers", "heads", "width", "mlp", "norm", "causal")
+    ),
     "linear-transformer": Kind(Merged.linear_transformer, ("blocks",), vector=True),
 }

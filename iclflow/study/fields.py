@@ -15,7 +15,7 @@ TASK, MODEL, DATA = "task", "model", "data and level of exactness"
 DYNAMICS, RUNS = "dynamics", "runs"
 LAYERS = ("merged", "separate", "softmax-merged", "softmax-separate")
 DEEP = {"merged": "layers-merged", "separate": "layers-separate"}
-HEADED = (*LAYERS, "mlp", "conv", *DEEP.values())
+HEADED = (*LAYERS, "mlp", "conv", *DEEP.values(), "transformer")
 RANKED = ("separate", "softmax-separate", "conv", "layers-separate")
 SEEDS = 2**32  # seeds are whole numbers below
 LONGEST = 10**12  # steps
@@ -105,8 +105,9 @@ class Fields:
         choices=(*HEADED, "linear-transformer"),
     )  # fmt: skip
     layers: int | None = option(
-        None, MODEL, "number of layers of linear attention (2 of the models layers-…)",
-        metavar="L", least=1, needs=("model", *DEEP.values()),
+        None, MODEL, "number of layers of linear attention or of a transformer (2 of the models "
+        "layers-… and transformer)",
+        metavar="L", least=1, needs=("model", *DEEP.values(), "transformer"),
     )  # fmt: skip
     tied: bool = option(
         False, MODEL, "all layers share their weights", needs=("model", *DEEP.values())
@@ -123,10 +124,26 @@ class Fields:
         needs=("model", *RANKED),
         page=(1, 8),
     )
+    width: int | None = option(
+        None, MODEL, "of the stream of a transformer, a multiple of the heads (8 H)", metavar="d",
+        least=1, needs=("model", "transformer"),
+    )  # fmt: skip
+    mlp: int = option(
+        0, MODEL, "hidden units of its MLPs over the width; 0 for none", least=0,
+        needs=("model", "transformer"),
+    )  # fmt: skip
+    no_norm: bool = option(
+        False, MODEL, "leave out its layer norms", needs=("model", "transformer")
+    )
+    causal: bool = option(
+        False, MODEL, "x and y as tokens of their own, which attend to those before; else pairs",
+        needs=("model", "transformer"),
+    )  # fmt: skip
     scale: float = option(
         0.01,
         MODEL,
-        "init scale: norm of each layer at the start",
+        "init scale: norm of each layer at the start; of a transformer, a factor on the usual "
+        "weights",
         metavar="W",
         least=0,
         aliases=("init",),

@@ -64,6 +64,10 @@ def _size_of_prompts(path: str, digest: str | None) -> int:
 def weight_count(fields: Fields) -> int:
     """The weights of one model, roughly."""
     token = task_size(fields) + 1
+    if fields.model == "transformer":
+        width = 8 * fields.heads if fields.width is None else fields.width
+        positions = width * (2 * fields.context + 1) if fields.causal else 0
+        return positions + (fields.layers or 2) * width**2 * (4 + 2 * fields.mlp)
     layers = 1 if fields.tied else fields.layers or 1
     return layers * fields.heads * token * (token + 2 * fields.rank)
 
@@ -261,6 +265,10 @@ class Settings(Fields):
             "blocks": self.zero_blocks(),
             "layers": 2 if self.layers is None else self.layers,
             "tied": self.tied,
+            "width": 8 * self.heads if self.width is None else self.width,
+            "mlp": self.mlp,
+            "norm": not self.no_norm,
+            "causal": self.causal,
         }
         options = {name: given[name] for name in kind.options}
         return kind.initialiser(source, scale=self.scale, **options)

@@ -24,7 +24,7 @@ from iclflow.runs.simulate import SAVES
 from iclflow.runs.store import load
 from iclflow.runs.summaries import Summary
 from iclflow.runs.sweep import into_store
-from iclflow.study.fields import FIELDS, SEEDS, TASK, from_names
+from iclflow.study.fields import FIELDS, MODEL, SEEDS, TASK, from_names
 from iclflow.study.option import MANY, short
 from iclflow.study.settings import Settings, read_toml, task_size
 from iclflow.study.study import Study, tests_of
@@ -38,9 +38,10 @@ FEW = 64  # prompts that a loss is drawn from to count the operations of its ste
 # The fields that each of them is made of.
 OF_TASK = (*(n for n, (_, about) in FIELDS.items() if about.group == TASK), "model")
 OF_TASK += ("eigen_seed", "prompts", "prompts_digest")
-OF_LOSS = (*OF_TASK, "heads", "rank", "blocks", "sequences", "loss", "batch", "fresh")
+OF_MODEL = tuple(n for n, (_, about) in FIELDS.items() if about.group == MODEL and n != "scale")
+OF_LOSS = (*dict.fromkeys((*OF_TASK, *OF_MODEL)), "sequences", "loss", "batch", "fresh")
 OF_LOSS += ("match", "average", "data_seed", "change")
-OF_INIT = (*OF_TASK, "heads", "rank", "scale", "blocks", "sequences", "average")
+OF_INIT = (*dict.fromkeys((*OF_TASK, *OF_MODEL)), "scale", "sequences", "average")
 OF_DYNAMICS = (*OF_LOSS, "rate", "optimiser", "momentum", "dynamics", "tolerance")
 
 
@@ -178,8 +179,7 @@ OWN = (
 NUMBERS = {"scale", "rate", "noise", "target_noise", "context", "trace", "momentum"}
 NUMBERS |= {"tolerance", "fixed_fraction", "task_covariance", "task_mean"}
 # What cells of one compiled program have in common.
-OF_PROGRAM = ("steps", "time", "save", "model", "heads", "rank", "blocks", "optimiser")
-OF_PROGRAM += ("dynamics", "batch", "layers", "tied")
+OF_PROGRAM = (*OF_MODEL, "steps", "time", "save", "optimiser", "dynamics", "batch")
 TESTS = ("population_loss",)  # made for the task of each study
 MOST = 10**9  # cells
 

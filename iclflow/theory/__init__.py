@@ -5,6 +5,10 @@ from iclflow.theory.algorithms.bayes import NormalBayes as NormalBayes
 from iclflow.theory.algorithms.bayes import PoolBayes as PoolBayes
 from iclflow.theory.algorithms.bayes import bayes_loss as bayes_loss
 from iclflow.theory.algorithms.bayes import bayes_predictor as bayes_predictor
+from iclflow.theory.algorithms.functions import KernelRegression as KernelRegression
+from iclflow.theory.algorithms.functions import Lasso as Lasso
+from iclflow.theory.algorithms.functions import SparseBayes as SparseBayes
+from iclflow.theory.algorithms.functions import kernel_predictor as kernel_predictor
 from iclflow.theory.algorithms.linear import AbstractPredictor as AbstractPredictor
 from iclflow.theory.algorithms.linear import InWeight as InWeight
 from iclflow.theory.algorithms.linear import LinearPredictor as LinearPredictor

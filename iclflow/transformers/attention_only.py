@@ -13,9 +13,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from iclflow.linalg import FactoredMatrix
 from iclflow.models import AbstractInitialiser, AbstractModel
+from iclflow.models.transformer import layer_norm
 from iclflow.tasks.checks import require_size
-
-EPSILON = 1e-5  # in the layer norm
 
 
 class AttentionOnly(AbstractModel):
@@ -146,13 +145,6 @@ class AttentionOnly(AbstractModel):
             jnp.stack([jnp.asarray(tensors[name]) for name in names]) for names in parts.values()
         )
         return cls(embedding, positions, query, key, value, output, unembedding)
-
-
-def layer_norm(stream: Float[Array, "n d"]) -> Float[Array, "n d"]:
-    """(x - mean)/√(variance + ε) along the width, without gain and bias."""
-    centred = stream - jnp.mean(stream, axis=-1, keepdims=True)
-    variance = jnp.mean(centred**2, axis=-1, keepdims=True)
-    return centred * jax.lax.rsqrt(variance + EPSILON)
 
 
 class AttentionOnlyInitialiser(AbstractInitialiser):

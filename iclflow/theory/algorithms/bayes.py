@@ -7,8 +7,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from iclflow.models import AbstractModel
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.sparse import Sparse
 from iclflow.tasks.task import ContextLabels, Task, require_task
 from iclflow.tasks.task_vectors import Mixture, Normal, Pool
+from iclflow.theory.algorithms.functions import sparse_bayes
 from iclflow.theory.algorithms.linear import AbstractPredictor, InWeight
 from iclflow.theory.algorithms.monte_carlo import Estimate, monte_carlo_loss, monte_carlo_mean
 from iclflow.theory.algorithms.regression import context_pairs, regularised_solution
@@ -144,10 +146,12 @@ def bayes_predictor(task: AbstractTask) -> AbstractPredictor:
                 pool = jnp.concatenate([pool, law.in_weight().mean[None]])
                 prior = jnp.concatenate([prior, share[None]])
             return PoolBayes(pool, prior, noise)
+        case Sparse() if not law.mixed():
+            return sparse_bayes(task)
         case other:
             raise ValueError(
                 f"the posterior of {type(other).__name__} is not known; Bayes-optimal "
-                f"prediction covers normal task vectors and finite pools"
+                f"prediction covers normal and sparse task vectors and finite pools"
             )
 
 
