@@ -174,17 +174,18 @@ class Transformer(AbstractModel):
                 )
         if precision not in ("float32", "float64"):
             raise ValueError(f"the precision is float32 or float64, got {precision!r}")
+        size, outputs = dims_of(source)
         found = TransformerInitialiser(
-            require_scale("scale", scale),
-            *dims_of(source),
-            *(
-                require_size(name, value)
-                for name, value in (("layers", layers), ("heads", heads), ("width", width))
-            ),
-            require_size("mlp", mlp, 0),
-            context,
-            norm,
-            precision,
+            scale=require_scale("scale", scale),
+            size=size,
+            outputs=outputs,
+            layers=require_size("layers", layers),
+            heads=require_size("heads", heads),
+            width=require_size("width", width),
+            mlp=require_size("mlp", mlp, 0),
+            context=context,
+            norm=norm,
+            precision=precision,
         )
         if found.width % found.heads:
             raise ValueError(

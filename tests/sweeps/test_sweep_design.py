@@ -5,6 +5,8 @@ import pytest
 
 from iclflow.runs.estimate import estimate
 from iclflow.runs.store import block_shape, content_keys, point_keys, regions
+from iclflow.study.settings import Settings
+from iclflow.sweeps.cells import StudyCache
 from iclflow.sweeps.design import Design
 
 
@@ -161,3 +163,15 @@ def test_a_billion_cells_on_eight_workers_are_announced_without_building_them():
     assert 0 < own < 60
     assert all_.disk >= 8 * 10**9
     assert all_.blocks >= 10**9 / 2**20
+
+
+def test_every_depth_has_its_own_initialiser():
+    """What points have in common is built once, and models of other sizes do not have it."""
+    cache = StudyCache()
+    inits = [cache.study(Settings(layers=n, rate=0.1)).init for n in (2, 3)]
+    assert [init.layers for init in inits] == [2, 3]
+    tied = cache.study(Settings(layers=2, tied=True, rate=0.1)).init
+    assert tied.tied
+    sized = {"model": "transformer", "sequences": 4, "rate": 0.1}
+    wide = [cache.study(Settings(**sized, width=w)).init for w in (10, 20)]
+    assert [init.width for init in wide] == [10, 20]
