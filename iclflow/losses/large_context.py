@@ -80,11 +80,13 @@ class LargeContext(AbstractLoss):
 
     def __call__(self, model: AbstractModel) -> Number:
         self.require(model)
+        assert isinstance(model, Softmax)
+        query = model.query_key
         values, heads = self._heads(model)
         tasks, variance = self.white.tasks, self.white.label_variance
 
         def of_length(n: Number) -> Number:
-            return corrected_loss(values, heads, tasks, variance, n)
+            return corrected_loss(values, heads, tasks, variance, n, query=query)
 
         return jnp.mean(jax.vmap(of_length)(self.white.lengths)) + self.white.target_variance
 
@@ -148,8 +150,6 @@ def _beyond_softmax(model: AbstractModel) -> str | None:
         return f"it is for softmax attention, got {type(model).__name__}"
     if model.attention.blocks is Blocks.FULL:
         return "the formula covers frozen zero blocks; freeze them, or use Sequences"
-    if not model.query_key:
-        return "the formula has the query among its own keys; use query_key=True, or Sequences"
     return None
 
 

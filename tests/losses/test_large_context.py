@@ -66,6 +66,9 @@ def test_the_loss_is_the_formula_in_any_basis():
     n, noise = jnp.array(31.0), jnp.array(0.25)
     wanted = corrected_loss(VALUES, heads, tasks, noise, n) + 0.09
     np.testing.assert_allclose(loss(model), wanted, rtol=1e-12)
+    unseen = icl.Softmax(model.attention, query_key=False)
+    wanted = corrected_loss(VALUES, heads, tasks, noise, n, query=False) + 0.09
+    np.testing.assert_allclose(loss(unseen), wanted, rtol=1e-12)
     lengths = task.replace(lengths=(8, 31))
     both = [icl.LargeContext(task.replace(context=n))(model) for n in (8, 31)]
     np.testing.assert_allclose(icl.LargeContext(lengths)(model), np.mean(both), rtol=1e-12)

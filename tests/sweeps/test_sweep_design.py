@@ -6,8 +6,7 @@ import pytest
 from iclflow.runs.estimate import estimate
 from iclflow.runs.store import block_shape, content_keys, point_keys, regions
 from iclflow.study.settings import Settings
-from iclflow.sweeps.cells import StudyCache
-from iclflow.sweeps.design import Design
+from iclflow.sweeps.design import Design, StudyCache
 
 
 def test_the_smallest_design_is_one_table(tmp_path):
