@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from iclflow.cli import build_parser, main
+from iclflow.cli.options import given
 from iclflow.cli.train import open_window
 from iclflow.results.netcdf import load
+from iclflow.study.flags import Options
 
 SMALL = ["--epoch", "12", "--trainset_size", "40", "--seq_len", "6", "--lr", "0.01"]
 
@@ -19,7 +21,8 @@ def run_json(capsys, *arguments):
 
 
 def parse(line):
-    return build_parser("train").parse_args(["train", *line.split()])
+    """The options that a line states, the others as published."""
+    return Options(**given(build_parser("train").parse_args(["train", *line.split()]), Options))
 
 
 # The commands of the published README, after `python train.py`.
@@ -49,7 +52,7 @@ def test_defaults_are_the_published_ones():
     found = (args.in_dim, args.out_dim, args.seq_len, args.trainset_size, args.testset_size)
     assert found == (4, 1, 32, 5000, 0)
     assert args.icl == 1.0
-    assert args.init_convention == "figures"
+    assert build_parser("train").parse_args(["train"]).init_convention == "figures"
 
 
 def test_files_of_a_plain_run(tmp_path, capsys):
