@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pytest
 
-from iclflow.experiments.base import unmoved
 from iclflow.experiments.field.claims import claims, controls, summary
 from iclflow.experiments.field.comparisons.cells import (
     Cells,
@@ -27,6 +26,7 @@ from iclflow.experiments.field.data import BY_FILE, as_dataset, found_in, read_f
 from iclflow.experiments.field.figure import draw
 from iclflow.results.netcdf import load, save
 from tests.helpers.commands import call, refused
+from tests.helpers.verdicts import unmoved
 
 LENGTHS = HERE / "alignment_length.csv"
 

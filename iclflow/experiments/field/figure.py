@@ -40,7 +40,7 @@ def _panel(axes, name: str, found: Found, leftmost: bool) -> None:
     else:
         chi2, largest = scores(z)
         title = f"{name}\nχ²/n = {chi2:.2f}, largest |z| = {largest:.1f}"
-        about = "(theirs - ours)/standard error"
+        about = "z = (theirs - ours)/error"
     number = np.arange(1, len(z) + 1)
     axes.axhspan(-SOLID_Z, SOLID_Z, color="0.93", zorder=0)
     axes.axhline(0, color="0.6", linewidth=0.6, zorder=1)
@@ -50,7 +50,7 @@ def _panel(axes, name: str, found: Found, leftmost: bool) -> None:
     )
     axes.scatter(number, z, s=size, color=COLOURS[0], label="ours", zorder=3, linewidth=0)
     axes.set_yscale("symlog", linthresh=SOLID_Z, linscale=1.5)
-    reach = max(2 * SOLID_Z, 1.3 * float(np.abs(np.concatenate([z, wrong])).max()))
+    reach = max(2 * SOLID_Z, 2.5 * float(np.abs(np.concatenate([z, wrong])).max()))
     axes.set_ylim(-reach, reach)
     ticks = [t for t in (-1000, -100, -10, -2, 0, 2, 10, 100, 1000) if abs(t) <= reach]
     axes.set_yticks(ticks, [str(t) for t in ticks])
