@@ -171,7 +171,9 @@ def test_one_table_on_the_command_line(tmp_path, capsys):
     shutil.copy(HERE / "agf_staircase.json", tables)
     arguments = ["reproduce", "field", "--quick", "--tables", str(tables), "--out",
                  str(tmp_path / "out")]  # fmt: skip
-    found = json.loads(call(capsys, *arguments, "--json")[1])
+    code, out, err = call(capsys, *arguments, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
     assert set(found) == {"agf_staircase"}
     assert found["agf_staircase"]["control_fails"]
     assert found["agf_staircase"]["chi2_per_cell"] < 2
