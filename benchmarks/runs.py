@@ -2,6 +2,7 @@
 
     python benchmarks/runs.py [SEEDS] [STEPS]
     python benchmarks/runs.py --flow [SEEDS] [UNTIL]
+    python benchmarks/runs.py --stiff [SEEDS] [UNTIL]
     python benchmarks/runs.py --precision PICTURE
 
 The job: population descent, separate key and query of rank one, D = 4, H = 5, the loss at about
@@ -12,8 +13,9 @@ host's (plan, transfers, labels).
 
 `--flow` does the same with gradient flow of tolerance 1e-6 from weights of 0.07 until t/τ = 4,000,
 and has the errors of both engines against flows of tolerance 1e-11. Seconds are by the clock and of
-all cores' time: on a busy machine the second says more. `--precision` draws the errors of both
-engines at tolerances of 1e-4 to 1e-9 over the seconds that a run takes.
+all cores' time: on a busy machine the second says more. `--stiff` compares explicit and implicit
+steps of the fused loop until t/τ = 200,000. `--precision` draws the errors of all of them at
+tolerances of 1e-4 to 1e-9 over the seconds that a run takes.
 """
 
 import argparse
@@ -107,14 +109,14 @@ def flow_problem():
     return icl.Population(task), icl.Separate.initialiser(task, heads=5, scale=0.07)
 
 
-def by_engine(sweep, times=3):
+def by_engine(sweep, times=3, names=("vmap", "fused")):
     """Seconds of a sweep by `vmap` and fused: (clock, all cores, compiling), None if there is none.
 
     - `sweep`: makes one, and returns the Dataset.
     """
     own, worth = engine.available, cost.worth_compiling
     found, kept = {}, {}
-    for name in ("vmap", "fused"):
+    for name in names:
         if name == "fused" and own() == engine.VMAP:
             continue
 
@@ -156,16 +158,40 @@ def flow(seeds, until):
         print(f"fused / vmap   {clock:12.1f} times by the clock, {busy:.1f} of all cores' time")
 
 
+def stiff(seeds, until):
+    """Explicit and implicit steps of the fused flow, over a time that stability makes long."""
+    loss, init = flow_problem()
+    cost.worth_compiling = lambda *_: True
+    engine.FusedFlow.patience = lambda self, program, zeros, tolerance: np.inf * tolerance
+
+    def sweep(tolerance, solver):
+        flow = icl.Flow(tolerance, 10**7, solver)
+        return icl.sweep(loss, init, flow, until=until, seeds=seeds)
+
+    exact = sweep(1e-10, icl.Rosenbrock())["loss"].values
+    print(f"{jax.devices()[0].device_kind}: {seeds} flows until t/τ = {until:g}")
+    for tolerance in (1e-4, 1e-6, 1e-8):
+        for name, solver in (("explicit", None), ("implicit", icl.Rosenbrock())):
+            kept = []
+            spent = timed(lambda t=tolerance, s=solver, k=kept: k.append(sweep(t, s)))
+            print(f"{tolerance:.0e}, {name}: {spent[1] / seeds * 1e6:8.0f} µs of a core per run,"
+                  f" error {errors(kept[0], exact)[1]:.1e}; {kept[0].attrs['engine']}",
+                  flush=True)  # fmt: skip
+
+
 def precision(path, seeds=128, until=4000.0):
     """Errors over seconds per run at tolerances of 1e-4 to 1e-9, as numbers and as a picture."""
     loss, init = flow_problem()
-    sweep = lambda tolerance: icl.sweep(  # noqa: E731
-        loss, init, icl.Flow(tolerance), until=until, seeds=seeds
+    sweep = lambda tolerance, solver=None: icl.sweep(  # noqa: E731
+        loss, init, icl.Flow(tolerance, solver=solver), until=until, seeds=seeds
     )
-    exact, points = by_engine(lambda: sweep(1e-12), 0)[1], {"vmap": [], "fused": []}
+    exact, points = by_engine(lambda: sweep(1e-12), 0)[1], {"vmap": [], "fused": [], "implicit": []}
     exact = exact["vmap"]["loss"].values
     for tolerance in (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9):
         spent, kept = by_engine(lambda t=tolerance: sweep(t), 1)
+        found = by_engine(lambda t=tolerance: sweep(t, icl.Rosenbrock()), 1, ("fused",))
+        for some, other in zip((spent, kept), found, strict=True):
+            some |= {"implicit": other["fused"]} if "fused" in other else {}
         for name, (_, busy, _) in spent.items():
             points[name].append((busy / seeds, errors(kept[name], exact)[1]))
             print(f"{name:6} {tolerance:.0e}: {busy / seeds * 1e6:8.0f} µs of a core per run,"
@@ -178,22 +204,27 @@ def draw(points, path):
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(5.2, 3.4), layout="constrained")
-    labels = {"vmap": "Diffrax's Tsit5 under vmap", "fused": "fused (C++)"}
+    labels = {
+        "vmap": "Tsit5, Diffrax under vmap",
+        "fused": "Tsit5, fused (C++)",
+        "implicit": "Rodas5P, fused (C++)",
+    }
     for (name, found), mark, colour in zip(
-        points.items(), "so", ("#0072b2", "#d55e00"), strict=True
+        points.items(), "soD", ("#0072b2", "#d55e00", "#009e73"), strict=True
     ):
         if found:
             times, apart = zip(*found, strict=True)
             axis.loglog(
                 1e6 * np.asarray(times), apart, f"{mark}-", color=colour, label=labels[name]
             )
-    axis.set_xticks([200, 500, 1000, 2000, 5000], ["200", "500", "1,000", "2,000", "5,000"])
+    ticks = (100, 200, 500, 1000, 2000, 5000)
+    axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axis.minorticks_off()
     axis.set_xlabel("microseconds of one core per run")
     axis.set_ylabel("root mean square error of the loss")
     axis.set_title("Gradient flow to t/τ = 4,000, tolerances 1e-4 … 1e-9", fontsize=10)
     axis.grid(alpha=0.3, which="both", lw=0.4)
-    axis.legend()
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     figure.savefig(path)
 
 
@@ -202,13 +233,16 @@ def command():
     parser.add_argument("seeds", type=int, nargs="?", default=1024)
     parser.add_argument("length", type=float, nargs="?", help="steps, or t/τ of a flow")
     parser.add_argument("--flow", action="store_true", help="gradient flow instead of descent")
+    parser.add_argument("--stiff", action="store_true", help="a long flow by both kinds of steps")
     parser.add_argument("--precision", type=Path, metavar="PICTURE", help="errors over seconds")
     parser.add_argument("--double", action="store_true", help="double precision")
     args = parser.parse_args()
-    if args.double or args.precision:
+    if args.double or args.precision or args.stiff:
         jax.config.update("jax_enable_x64", True)
     if args.precision:
         precision(args.precision)
+    elif args.stiff:
+        stiff(args.seeds, args.length or 200_000.0)
     elif args.flow:
         flow(args.seeds, args.length or 4000.0)
     else:
