@@ -24,10 +24,14 @@ class Ritz(eqx.Module):
 def hessian_vector_product(
     function: Callable[[Any], Array], point: Any
 ) -> Callable[[Array], Array]:
-    """v ↦ H v for the Hessian of a scalar function of a pytree, on flattened vectors."""
+    """v ↦ H v for the Hessian of a scalar function of a pytree, on flattened vectors.
+
+    The product is computed in the precision of the point, and has that of the vector.
+    """
     flat, unravel = ravel_pytree(point)
     # linearised once: a product then costs the tangent alone
-    return jax.linearize(jax.grad(lambda vector: function(unravel(vector))), flat)[1]
+    product = jax.linearize(jax.grad(lambda vector: function(unravel(vector))), flat)[1]
+    return lambda vector: product(vector.astype(flat.dtype)).astype(vector.dtype)
 
 
 def lanczos(

@@ -101,6 +101,8 @@ def test_it_trains_in_single_precision_over_seeds():
         loss, init, icl.Descent(rate, icl.Adam()), until=150, seeds=2, record=["loss", "weights"]
     )
     assert runs["query"].dtype == np.float32
+    top = icl.sharpness(whole, init(KEY))  # in double precision elsewhere
+    assert np.isfinite(top)
     assert np.all(runs["loss"][:, -1] < 0.9 * runs["loss"][:, 0])
 
 
