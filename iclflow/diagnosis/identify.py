@@ -27,9 +27,11 @@ from iclflow.diagnosis.candidates import (
 )
 from iclflow.losses import Population
 from iclflow.models import AbstractLinearModel, AbstractModel
+from iclflow.models.layers import AbstractLayers
 from iclflow.tasks.prompts import StackedPrompts
 from iclflow.tasks.task import Task
 from iclflow.theory import InWeight, LinearPredictor, Modes, Ridge
+from iclflow.theory.depth import beyond_two_layers, step_algorithms
 
 
 def identify(
@@ -46,7 +48,8 @@ def identify(
     - `models`: one model whose weights have a leading axis of saved times.
     - `task`: what the model is trained on; the candidates are the algorithms for it.
     - `on`: the task whose prompts the comparison uses (see `shifted`); `task` if omitted.
-    - `among`: the candidates, by name; `candidates(task)` if omitted.
+    - `among`: the candidates, by name; `candidates(task)` if omitted, and for several layers the
+      best one and two preconditioned steps of gradient descent (`theory.depth.step_algorithms`).
 
     Variables: `distance` [time, candidate]; `algorithm`, `margin` = 1 - best/second (1 for a
     perfect match, 0 for a tie; the second is of another kind, and NaN says that there is none:
@@ -58,11 +61,12 @@ def identify(
         raise ValueError(f"algorithms are identified for one output, this task has {task.outputs}")
     test = task if on is None else on
     prompts = draw_prompts(test, sequences, seed)
-    given = (
-        candidates(task, sequences=sequences, seed=seed)
-        if among is None
-        else merge_equal(among, prompts)
-    )
+    if among is None:
+        given: Mapping[str, AbstractModel] = candidates(task, sequences=sequences, seed=seed)
+        if isinstance(models, AbstractLayers) and not beyond_two_layers(task):
+            given = merge_equal({**given, **step_algorithms(task)}, prompts)
+    else:
+        given = merge_equal(among, prompts)
     unit = float(Population(test).power) - float(test.target_noise) ** 2
     if unit <= 0:
         raise ValueError("all labels of this task are zero, so every algorithm is the same")

@@ -436,6 +436,79 @@ NULL_BLOCKS = (
     ),
 )  # fmt: skip
 
+# Several layers of linear attention: our own theory beyond one layer.
+_depth = Experiment("depth", folder=True)
+_depth_stairs = _depth.source("_stairs")
+
+DEPTH = (
+    Figure(
+        "depth-fig1", "Depth, Figure 1", "The least loss of L layers, at finite D and N",
+        _depth.source("_losses"), _depth.figure.draw_losses,
+        caption="""Layers γ I on white inputs are a polynomial of the context's covariance, and
+        their least loss is exact at any D and N: one step for all layers (tied) or one for each
+        (untied). Left: against the number of layers, with training from random small steps.
+        Middle: the excess over the limit D, N → ∞ falls as 1/D. Right: against the context. Dotted:
+        the limit, which is far too low at D = 4.""",
+        alt="""Left: two falling curves with dots on them, untied below tied, each with a dotted
+        curve below it that falls faster. Middle: straight lines of slope minus one on logarithmic
+        axes. Right: three falling curves above their dotted limits.""",
+    ),
+    Figure(
+        "depth-fig2", "Depth, Figure 2", "The staircase of two layers, and its path",
+        _depth_stairs, _depth.figure.draw_stairs,
+        caption="""Two layers of rank-one heads take 2D steps. Left: a run over the levels that the
+        theory predicts from its initial weights; each plateau has a pair of ranks. Right: the
+        least losses of all pairs and the paths that the starts take; the thick one is on the
+        left.""",
+        alt="""Left: a loss that falls in four steps onto horizontal lines named by pairs of
+        numbers. Right: a lattice of three by three numbers with paths from the lower left to the
+        upper right corner.""",
+        live=(
+            Live(
+                "loss", levels="levels", times="predicted_time", runs="seed",
+            ),
+        ),
+    ),
+    Figure(
+        "depth-fig3", "Depth, Figure 3", "Tied layers are a saddle: untied ones split",
+        _depth.source("_splitting"), _depth.figure.draw_splitting,
+        caption="""Two white layers. Left: from random small steps one layer takes a large step and
+        the other a small one, the roots of (D8); tied layers stay between. Middle: two almost equal
+        layers move apart at the rate of the saddle. Right: their losses beside the least ones,
+        tied and untied.""",
+        alt="""Left: pairs of curves rise together and split onto two dashed lines; one curve stays
+        between. Middle: a straight line on a logarithmic axis that levels off. Right: losses that
+        end on two levels.""",
+    ),
+    Figure(
+        "depth-fig4", "Depth, Figure 4", "When two layers drop, predicted from their start",
+        _depth_stairs, _depth.figure.draw_times,
+        caption="""All drops of all starts of Figure 2. Left: simulated against predicted times.
+        Right: the distribution of the relative errors of each drop.""",
+        alt="""Left: dots on the diagonal of a logarithmic plane. Right: cumulative curves of
+        errors, most of them below a thousandth.""",
+    ),
+    Figure(
+        "depth-fig5", "Depth, Figure 5", "Power laws in time, depth and context",
+        _depth.source("_laws"), _depth.figure.draw_laws,
+        caption="""Spectra λ_k = k^-ν with label power k^(-νβ - 1). Left: deep layers γ I over time;
+        one layer has no power law, it saturates (dotted). Right: all exponents, with half the
+        difference of the two halves of each fit as error.""",
+        alt="""Left: three straight lines on logarithmic axes with dashed lines on them, and dotted
+        levels. Right: dots with error bars on a diagonal, but for one of the context.""",
+    ),
+    Figure(
+        "depth-fig6", "Depth, Figure 6", "Outside of its covariance depth is brittle",
+        _depth.source("_shift"), _depth.figure.draw_shift,
+        caption="""Layers trained at λ = (0.4, 0.3, 0.2, 0.1), N = 31. Left: their losses on this
+        and on three other covariances while they train. Right: how far the predictions of two
+        layers are from the best one and two preconditioned steps of gradient descent.""",
+        alt="""Left: curves that fall together and then part; on the reversed spectrum two layers
+        rise to twenty. Right: the distance to one step has a minimum, that to two steps goes to
+        zero.""",
+    ),
+)  # fmt: skip
+
 BY_NAME: dict[str, Figure] = {
     figure.name: figure
     for figure in (
@@ -454,6 +527,7 @@ BY_NAME: dict[str, Figure] = {
         *LINEAR_TRANSFORMER,
         *LINEAR_TRANSFORMER_STAGES,
         *NULL_BLOCKS,
+        *DEPTH,
         *in_context_emergence.FIGURES,
         *grokking.FIGURES,
         *field.FIGURES,

@@ -32,7 +32,7 @@ class Paper:
 
     title: str
     byline: str  # authors, place and year
-    arxiv: str
+    arxiv: str  # empty for results of our own
     about: str
     figures: tuple[Figure, ...]
     published: tuple[Published, ...] = ()
@@ -83,6 +83,18 @@ PAPERS = (
                 "here in the population; only the 60% portion also on sampled sequences",
                 alike=False,
             ),
+        ),
+    ),
+    Paper(
+        "Several layers of linear attention",
+        "beyond the papers",
+        "",
+        "What depth adds to the model of the first paper: the loss of L layers at finite D and N, "
+        "the staircase of two layers with its times, power laws, and what becomes of the layers on "
+        "other covariances. The formulas (D1) to (D20) are on the page on depth of the "
+        "documentation.",
+        _figures(
+            "depth-fig1", "depth-fig2", "depth-fig3", "depth-fig4", "depth-fig5", "depth-fig6",
         ),
     ),
     Paper(

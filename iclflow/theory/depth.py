@@ -8,7 +8,6 @@ found by descent.
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -22,10 +21,11 @@ from jaxtyping import Array, Float
 
 from iclflow.losses.population import WhiteTask, beyond_white
 from iclflow.losses.wishart import trace_moments
+from iclflow.models import AbstractModel, Layers, Merged
 from iclflow.tasks.checks import require_size
 from iclflow.tasks.inputs import Gaussian
 from iclflow.tasks.task import Task
-from iclflow.theory.algorithms.linear import least_squares
+from iclflow.theory.algorithms.linear import least_squares, zero_predictor
 
 Moments = Sequence[Fraction]
 
@@ -157,11 +157,17 @@ def second_gain_ratio(size: int, context: int) -> float:
     return float(third / second**2 - 1)
 
 
-def require_two_layers(task: Task) -> WhiteTask:
-    """The white coordinates of a task, or `ValueError` where two layers have no closed form."""
+def beyond_two_layers(task: Task) -> str | None:
+    """None where the theory of two layers covers a task, else the reason why not."""
     reason = beyond_white(task)
     if reason is None and not isinstance(task.inputs, Gaussian):
         reason = f"it is known for Gaussian inputs, got {type(task.inputs).__name__}"
+    return reason
+
+
+def require_two_layers(task: Task) -> WhiteTask:
+    """The white coordinates of a task, or `ValueError` where two layers have no closed form."""
+    reason = beyond_two_layers(task)
     if reason is not None:
         raise ValueError(f"the theory of two layers does not cover this task: {reason}")
     white = WhiteTask.of(task)
@@ -282,11 +288,53 @@ def untied_minima(task: Task) -> list[float]:
 
     They are reached from the best steps of (D8) in both orders: a large step first, or a small one.
     """
-    white = _normalised(task)
-    steps = best_untied(trace_moments(task.size, task.context, 4), 2).steps
-    identity = np.eye(task.size)
-    starts = [_of_matrices(a * identity, b * identity) for a, b in itertools.permutations(steps)]
-    return _distinct([_descend(white, start, (task.size, task.size))[0] for start in starts])
+    return _distinct([loss for loss, _ in layer_minima(task)])
+
+
+def layer_minima(task: Task) -> list[tuple[float, Float[np.ndarray, "2 D D"]]]:
+    """The two minima of `untied_minima` with Γ₀ and Γ₁: the large step first, then the small one.
+
+    - `task`: Gaussian inputs, one output.
+
+    >>> import jax, iclflow as icl
+    >>> from iclflow.theory.depth import layer_minima
+    >>> minima = layer_minima(icl.Task([0.4, 0.3, 0.2, 0.1], 31))
+    >>> [layers.shape for _, layers in minima]
+    [(2, 4, 4), (2, 4, 4)]
+    """
+    white, size = _normalised(task), task.size
+    steps = best_untied(trace_moments(size, task.context, 4), 2).steps
+    inverse = np.linalg.inv(np.asarray(require_two_layers(task).root))
+    found = []
+    for order in (steps[::-1], steps):
+        start = _of_matrices(*(step * np.eye(size) for step in order))
+        loss, factors = _descend(white, start, (size, size))
+        layers = np.einsum("ldh,lch->ldc", factors[:, 0], factors[:, 1])  # G = rootᵀ Γᵀ root
+        found.append((loss, inverse.T @ np.swapaxes(layers, 1, 2) @ inverse))
+    return found
+
+
+def step_algorithms(task: Task) -> dict[str, AbstractModel]:
+    """The best one and two preconditioned steps of gradient descent in context, by name.
+
+    A linear layer is such a step (D2), so these are what one and two layers can learn: candidates
+    for `iclflow.diagnosis.identify`.
+
+    - `task`: Gaussian inputs, one output.
+    """
+    best = least_squares(task).reduced_weights()[0, 0]
+
+    def stack(*matrices: Any) -> Layers:
+        one = jnp.ones((1, 1, 1))
+        return Layers.of([Merged(one, jnp.asarray(m)[None]) for m in matrices])
+
+    large, small = (layers for _, layers in layer_minima(task))
+    return {
+        "no step": zero_predictor(task),
+        "1 preconditioned step": stack(best),
+        "2 preconditioned steps, the large one first": stack(*large),
+        "2 preconditioned steps, the small one first": stack(*small),
+    }
 
 
 def tied_levels(task: Task, *, restarts: int = 4) -> list[float]:
