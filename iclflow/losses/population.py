@@ -306,7 +306,8 @@ class Population(AbstractLoss):
                 f"number per layer (shared=True), got {layers}; use Draws.sample(task, 1000, key)"
             )
         if is_concrete(white.root) and is_concrete(white.tasks):
-            for matrix in (np.asarray(white.root @ white.root.T), np.asarray(white.tasks)):
+            root = np.asarray(white.root)  # in NumPy: under `jit` a product of JAX would be traced
+            for matrix in (root @ root.T, np.asarray(white.tasks)):
                 off = matrix - matrix * np.eye(matrix.shape[-1])
                 if np.abs(off).max() > DIAGONAL * np.abs(matrix).max():
                     return (

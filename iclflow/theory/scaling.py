@@ -109,13 +109,15 @@ class PowerLaw:
             ).fun
         )  # fmt: skip
 
-    def in_context(self, context: int, rng: np.random.Generator) -> float:
+    def in_context(self, normals: Float[np.ndarray, "K N"]) -> float:
         """The loss of infinitely many layers on one context of N pairs: what N inputs do not span.
+
+        - `normals`: standard normal numbers, of which λ^(1/2) times a column is an input.
 
         With Γ = γ I the layers are gradient descent on the prompt, whose end is the solution of
         least norm. What is left of w is its part beside the inputs.
         """
-        inputs = np.sqrt(self.eigenvalues)[:, None] * rng.normal(size=(self.modes, context))
+        inputs = np.sqrt(self.eigenvalues)[:, None] * normals
         basis, _ = np.linalg.qr(inputs)
         tasks, weights = self.powers / self.eigenvalues, self.eigenvalues
         # tr[Λ (1 - P) S (1 - P)], P = U Uᵀ

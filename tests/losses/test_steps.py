@@ -179,7 +179,7 @@ def test_white_inputs_are_an_average_over_one_eigenvalue():
 
 
 def test_the_step_of_eight_tied_layers():
-    """L γ = 5.647560 is the minimum; the 5.647577 of our specification is not."""
+    """L γ = 5.647560 is the minimum; 5.647577, which an earlier table had, is not."""
     population = icl.Population(icl.Task([1.0] * 4, 31))
     loss = lambda total: population(icl.Steps(jnp.full((1, 1), total / 8), 4, 8, tied=True))  # noqa: E731
     slope = jax.jit(jax.grad(loss))

@@ -38,8 +38,16 @@ def least(rows, mask=None, *, tied=False):
 def test_the_minima_and_their_steps():
     """Both orders of the two steps, by descent over all weights; the best diagonal tied layers."""
     expected = (
-        (0.025640115, (1.295484, 1.271475, 1.226738, 1.113942), (0.624059, 0.621285, 0.615755, 0.599764)),
-        (0.025890124, (0.638045, 0.628109, 0.608881, 0.555160), (1.280248, 1.266453, 1.243239, 1.189448)),
+        (
+            0.025640115,
+            (1.295484, 1.271475, 1.226738, 1.113942),
+            (0.624059, 0.621285, 0.615755, 0.599764),
+        ),
+        (
+            0.025890124,
+            (0.638045, 0.628109, 0.608881, 0.555160),
+            (1.280248, 1.266453, 1.243239, 1.189448),
+        ),
     )  # fmt: skip
     for (loss, layers), (wanted, *steps) in zip(depth.layer_minima(TASK), expected, strict=True):
         assert round(loss, 9) == wanted
@@ -114,7 +122,8 @@ def test_a_run_of_two_layers_is_identified_as_two_preconditioned_steps():
     algorithms = depth.step_algorithms(TASK)
     assert len(algorithms) == 4
     ends = [np.diagonal(layers, axis1=1, axis2=2) for _, layers in depth.layer_minima(TASK)]
-    stacked = icl.Steps(jnp.asarray([1e-4 * ends[0], ends[0], ends[1]]), 4, 2)
+    rows = jnp.asarray([1e-4 * ends[0], ends[0], ends[1]])
+    stacked = jax.vmap(lambda steps: icl.Steps(steps, 4, 2))(rows)
     found = icl.diagnosis.identify.identify(stacked, TASK, among=algorithms, sequences=300)
     names = [str(name) for name in found["algorithm"].values]
     assert names == ["no step", *list(algorithms)[2:]]
@@ -147,10 +156,11 @@ def test_power_laws_of_finite_depth_and_context_against_literal_sums():
     step = 1e-6
     slope = -(law.loss(0.7 + step, 3.0) - law.loss(0.7 - step, 3.0)) / (4 * step)
     np.testing.assert_allclose(law.slope(0.7, 3.0), slope, rtol=1e-7)
-    found = law.in_context(2, np.random.default_rng(1))
-    x = np.sqrt(law.eigenvalues)[:, None] * np.random.default_rng(1).normal(size=(6, 2))
+    normals = rng.normal(size=(6, 2))
+    found = law.in_context(normals)
+    x = np.sqrt(law.eigenvalues)[:, None] * normals
     left = np.eye(6) - x @ np.linalg.pinv(x)
     tasks = np.diag(law.powers / law.eigenvalues)
     expected = np.trace(np.diag(law.eigenvalues) @ left @ tasks @ left.T)
     np.testing.assert_allclose(found, expected, rtol=1e-10)
-    assert law.in_context(5, rng) < law.powers.sum()
+    assert law.in_context(rng.normal(size=(6, 5))) < law.powers.sum()

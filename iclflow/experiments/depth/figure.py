@@ -5,14 +5,14 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from iclflow.plots.levels import LEVEL
-from iclflow.plots.style import COLOURS, LOSS, PAPER, THEORY, TIME, Figure, side_by_side
+from iclflow.plots.losses import LEVEL
+from iclflow.plots.style import COLOURS, LOSS, PAPER, THEORY, TIME, Picture, side_by_side
 
 KINDS = (("tied", COLOURS[1]), ("untied", COLOURS[0]))
 DOTS = {"linestyle": "", "marker": "o", "markersize": 3.5}
 
 
-def draw_losses(data: xr.Dataset) -> Figure:
+def draw_losses(data: xr.Dataset) -> Picture:
     """Loss against L, against D at fixed N/D, and against N."""
     return side_by_side(data, _by_layers, _by_size, _by_context, height=0.86)
 
@@ -68,7 +68,7 @@ def _by_context(axes: Axes, data: xr.Dataset) -> None:
     axes.legend(loc="lower left")
 
 
-def draw_stairs(data: xr.Dataset) -> Figure:
+def draw_stairs(data: xr.Dataset) -> Picture:
     """The loss of one run over its levels, and the path of its ranks over the lattice."""
     return side_by_side(data, _run, _lattice, height=0.92)
 
@@ -121,7 +121,7 @@ def _lattice(axes: Axes, data: xr.Dataset) -> None:
     axes.set_title(r"levels $L^*(r_0, r_1)$ and the paths", loc="left")
 
 
-def draw_splitting(data: xr.Dataset) -> Figure:
+def draw_splitting(data: xr.Dataset) -> Picture:
     """Steps and losses of tied, almost equal and random layers."""
     return side_by_side(data, _steps, _apart, _split_losses, height=0.86)
 
@@ -170,7 +170,7 @@ def _split_losses(axes: Axes, data: xr.Dataset) -> None:
     axes.legend(loc="upper right")
 
 
-def draw_times(data: xr.Dataset) -> Figure:
+def draw_times(data: xr.Dataset) -> Picture:
     """Predicted against simulated drops, and their relative errors."""
     return side_by_side(data, _scatter, _errors, height=0.92)
 
@@ -198,7 +198,7 @@ def _errors(axes: Axes, data: xr.Dataset) -> None:
     axes.set_ylim(0, 1.03)
 
 
-def draw_laws(data: xr.Dataset) -> Figure:
+def draw_laws(data: xr.Dataset) -> Picture:
     """Deep losses over time, and all exponents against the theory."""
     return side_by_side(data, _over_time, _exponents, height=0.92)
 
@@ -235,7 +235,7 @@ def _exponents(axes: Axes, data: xr.Dataset) -> None:
     axes.legend(loc="upper left")
 
 
-def draw_shift(data: xr.Dataset) -> Figure:
+def draw_shift(data: xr.Dataset) -> Picture:
     """Test losses of one and two layers along training, and the algorithm of the two."""
     return side_by_side(data, _tests, _algorithms, height=0.92)
 
