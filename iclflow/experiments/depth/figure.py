@@ -103,7 +103,7 @@ def _lattice(axes: Axes, data: xr.Dataset) -> None:
     table, seeds = data["table"].values, data.sizes["seed"]
     axes.imshow(np.log(table).T, origin="lower", cmap="Greys_r", alpha=0.35)
     for (i, j), level in np.ndenumerate(table):
-        axes.annotate(f"{level:.3f}", (i, j), ha="center", va="center", fontsize=7)
+        axes.annotate(f"{level:.3f}", (i - 0.45, j + 0.42), ha="left", va="top", fontsize=7)
     for seed in range(seeds):
         path = np.array(_ranks(data.isel(seed=seed)), float)
         shown = seed == data.attrs["shown_seed"]
@@ -111,7 +111,7 @@ def _lattice(axes: Axes, data: xr.Dataset) -> None:
         look = {"linewidth": 2.2, "zorder": 4} if shown else {"linewidth": 0.7, "alpha": 0.8}
         axes.plot(
             path[:, 0] + beside,
-            path[:, 1] - 0.26 + beside / 2,
+            path[:, 1] + beside,
             color=COLOURS[0 if shown else 1],
             **look,
         )
