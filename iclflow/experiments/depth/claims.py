@@ -59,7 +59,7 @@ def controls_losses(data: xr.Dataset) -> dict[str, xr.Dataset]:
 
 
 def claims_stairs(data: xr.Dataset) -> list[Claim]:
-    """The steps of two layers, their levels and times, and which layer takes each."""
+    """The steps of two layers, their levels and their times."""
     error = np.abs(data["predicted_time"].values / data["drop_time"].values - 1)
     table = data["table"].values
     active = data["plateau_active"].values.astype(int)
@@ -68,7 +68,6 @@ def claims_stairs(data: xr.Dataset) -> list[Claim]:
     first, second = (np.pad(count, ((0, 0), (1, 0))) for count in (first, second))
     gap = data["levels"].values / table[first, second] - 1
     ends = active[:, -1].sum(axis=-1)
-    seen = data["simulated_layer"].values
     seeds, drops = error.shape
     return [
         near(
@@ -88,11 +87,6 @@ def claims_stairs(data: xr.Dataset) -> list[Claim]:
             "the init scale w = 0.05: corrections are of relative order w",
             f"{seeds * drops} drops of {seeds} starts, median {np.median(error):.1e}", **MARK,
         ),
-        near(
-            "depth-which-layer", "The layer of every drop is predicted: share that is right",
-            "(D19)", 1.0, float(np.mean(seen == layers)), 0.0, "a share",
-            f"over {seeds} starts; heads in the order in which the simulated ones grow", **MARK,
-        ),
     ]  # fmt: skip
 
 
@@ -102,18 +96,15 @@ def controls_stairs(data: xr.Dataset) -> dict[str, xr.Dataset]:
     - `depth-steps`: the heads that are active one plateau earlier.
     - `depth-levels`: the table of the pairs exchanged end for end: what other ranks reach.
     - `depth-drop-times`: the predictions of the next start.
-    - `depth-which-layer`: the prediction for the same start with its layers exchanged.
     """
     early = data["plateau_active"].roll(level=1, roll_coords=False)
-    times, layers = data["predicted_time"], data["predicted_layer"].copy()
-    layers.values[int(data.attrs["shown_seed"])] = data["swapped_layer"].values
+    times = data["predicted_time"]
     return {
         "depth-steps": data.assign(plateau_active=early),
         "depth-levels": data.assign(
             table=data["table"].copy(data=data["table"].values[::-1, ::-1])
         ),
         "depth-drop-times": data.assign(predicted_time=times.roll(seed=1, roll_coords=False)),
-        "depth-which-layer": data.assign(predicted_layer=layers),
     }
 
 

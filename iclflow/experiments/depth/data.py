@@ -152,8 +152,6 @@ def compute_stairs(*, quick: bool = False, progress: Progress | None = None) -> 
         np.searchsorted(marks, np.sqrt(np.maximum(before, early) * after)), 0, count - 1
     )
     seed = np.arange(seeds)[:, None]
-    swapped = Layers.of([at(models, SHOWN_SEED).layer(i) for i in (1, 0)])
-    other = predict(task, swapped, probes=0)
     report(total, total)
     variables: dict[str, Variable] = {
         "loss": (("seed", "time"), loss, "loss"),
@@ -161,15 +159,8 @@ def compute_stairs(*, quick: bool = False, progress: Progress | None = None) -> 
         "drop_time": (("seed", "drop_number"), simulated, "t/τ of the drops"),
         "predicted_time": (("seed", "drop_number"), times, "t/τ predicted from the start"),
         "levels": (("seed", "level"), levels, "predicted levels"),
-        "plateau_loss": (("seed", "level"), loss[seed, middle], "loss inside each plateau"),
         "plateau_active": (("seed", "level", "layer"), active[seed, middle], "heads active there"),
         "predicted_layer": (("seed", "drop_number"), heads // HEADS, "layer of each drop"),
-        "simulated_layer": (
-            ("seed", "drop_number"),
-            _in_order(sizes > ACTIVE, len(drops)),
-            "of the heads in order",
-        ),
-        "swapped_layer": (("drop_number",), other.heads // HEADS, "with the layers exchanged"),
         "table": (("rank_0", "rank_1"), plateau_table(task), "L*(r0, r1) (D20)"),
     }
     coordinates = {
@@ -181,20 +172,6 @@ def compute_stairs(*, quick: bool = False, progress: Progress | None = None) -> 
         "scale": SCALE, "context": STAIR_CONTEXT, "shown_seed": SHOWN_SEED,
     }  # fmt: skip
     return finished(xr.Dataset(named(variables), coordinates), settings)
-
-
-def _in_order(active: np.ndarray, drops: int) -> np.ndarray:
-    """The layers of the heads of each seed in the order in which they become active; -1: too few.
-
-    - `active`: of each seed, mark, layer and head.
-    """
-    found = np.full((len(active), drops), -1)
-    for row, seed in zip(found, active, strict=True):
-        heads = seed.reshape(len(seed), -1)
-        grown = np.flatnonzero(heads.any(axis=0))
-        order = grown[np.argsort(heads[:, grown].argmax(axis=0), kind="stable")]
-        row[: len(order)] = order[:drops] // HEADS
-    return found
 
 
 SPLITS, QUICK_SPLITS = 6, 3
