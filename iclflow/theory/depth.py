@@ -326,7 +326,7 @@ def step_algorithms(task: Task) -> dict[str, AbstractModel]:
 
     def stack(*matrices: Any) -> Layers:
         one = jnp.ones((1, 1, 1))
-        return Layers.of([Merged(one, jnp.asarray(m)[None]) for m in matrices])
+        return Layers.of([Merged(values=one, merged=jnp.asarray(m)[None]) for m in matrices])
 
     large, small = (layers for _, layers in layer_minima(task))
     return {

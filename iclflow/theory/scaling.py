@@ -8,6 +8,7 @@ sums, with an error that says how much the exponent still moves along the range 
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -102,12 +103,13 @@ class PowerLaw:
         from scipy.optimize import minimize_scalar
 
         top = 2 * layers / self.eigenvalues[0]
-        return float(
+        found: Any = (
             minimize_scalar(
                 lambda g: self.loss(g, layers), bounds=(0.2 * top, top), method="bounded",
                 options={"xatol": 1e-9 * top},
-            ).fun
+            )
         )  # fmt: skip
+        return float(found.fun)
 
     def in_context(self, normals: Float[np.ndarray, "K N"]) -> float:
         """The loss of infinitely many layers on one context of N pairs: what N inputs do not span.

@@ -1,11 +1,13 @@
 """What several layers do, measured against their theory."""
 
+from typing import Any
+
 import numpy as np
 import xarray as xr
 
 from iclflow.experiments.base import Claim, at_least, below, less, near
 
-MARK = {"population": True, "beyond": True}
+MARK: dict[str, Any] = {"population": True, "beyond": True}
 
 
 def claims_losses(data: xr.Dataset) -> list[Claim]:

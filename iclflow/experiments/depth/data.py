@@ -189,7 +189,7 @@ def compute_splitting(*, quick: bool = False, progress: Progress | None = None) 
 
     def run(steps: list[float], *, shared: bool) -> tuple[np.ndarray, np.ndarray]:
         """The loss and the steps over time."""
-        stack = Steps(jnp.asarray(steps)[:, None], SIZE, 2, tied=shared)
+        stack = Steps(steps=jnp.asarray(steps)[:, None], size=SIZE, layers=2, tied=shared)
         found = simulate(population, stack, descent, saveat=marks, record=("loss", "weights"))
         return np.asarray(found.loss), np.asarray(found["weights"]["steps"])[..., 0]
 
@@ -306,7 +306,7 @@ def compute_shift(*, quick: bool = False, progress: Progress | None = None) -> x
     starts = [np.full((1, 4), 1e-2), *(1e-2 * end for end in ends)]
     runs = []
     for number, rows in enumerate(starts):
-        stack = Steps(jnp.asarray(rows), 4, len(rows))
+        stack = Steps(steps=jnp.asarray(rows), size=4, layers=len(rows))
         runs.append(
             simulate(
                 Population(task), stack, Descent(SHIFT_RATE), saveat=marks,
@@ -316,7 +316,7 @@ def compute_shift(*, quick: bool = False, progress: Progress | None = None) -> x
         report(number + 1, len(starts) + 1)
     some = np.arange(0, len(marks), 6)
     steps = jnp.asarray(runs[1]["weights"]["steps"])[some]
-    stacked = jax.vmap(lambda rows: Steps(rows, 4, 2))(steps)
+    stacked = jax.vmap(lambda rows: Steps(steps=rows, size=4, layers=2))(steps)
     found = identify(stacked, task, among=step_algorithms(task), sequences=500)
     report(len(starts) + 1, len(starts) + 1)
     variables: dict[str, Variable] = {

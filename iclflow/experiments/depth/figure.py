@@ -1,5 +1,7 @@
 """Figures of several layers."""
 
+from typing import Any
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -9,7 +11,7 @@ from iclflow.plots.losses import LEVEL
 from iclflow.plots.style import COLOURS, LOSS, PAPER, THEORY, TIME, Picture, side_by_side
 
 KINDS = (("tied", COLOURS[1]), ("untied", COLOURS[0]))
-DOTS = {"linestyle": "", "marker": "o", "markersize": 3.5}
+DOTS: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 3.5}
 
 
 def draw_losses(data: xr.Dataset) -> Picture:
@@ -35,7 +37,7 @@ def _by_size(axes: Axes, data: xr.Dataset) -> None:
     excess = data["by_size"] - data["by_size_limit"]
     for count, marker in ((2, "o"), (4, "s")):
         for kind, colour in KINDS:
-            look = {**DOTS, "marker": marker, "linestyle": "-", "color": colour}
+            look: dict[str, Any] = {**DOTS, "marker": marker, "linestyle": "-", "color": colour}
             axes.plot(data["size"], excess.sel(kind=kind, layers=count), **look)
         axes.plot([], [], color="0.4", label=f"L = {count}", **{**DOTS, "marker": marker})
     size = data["size"].values
@@ -51,7 +53,7 @@ def _by_size(axes: Axes, data: xr.Dataset) -> None:
 def _by_context(axes: Axes, data: xr.Dataset) -> None:
     for count, marker in ((1, "^"), (2, "o")):
         for kind, colour in KINDS[1:] if count == 1 else KINDS:
-            look = {**DOTS, "marker": marker, "linestyle": "-"}
+            look: dict[str, Any] = {**DOTS, "marker": marker, "linestyle": "-"}
             colour = "0.3" if count == 1 else colour
             name = "L = 1" if count == 1 else f"L = 2, {kind}"
             part = {"kind": kind, "layers": count}
@@ -108,7 +110,9 @@ def _lattice(axes: Axes, data: xr.Dataset) -> None:
         path = np.array(_ranks(data.isel(seed=seed)), float)
         shown = seed == data.attrs["shown_seed"]
         beside = 0.0 if shown else 0.3 * ((seed + 0.5) / seeds - 0.5)
-        look = {"linewidth": 2.2, "zorder": 4} if shown else {"linewidth": 0.7, "alpha": 0.8}
+        look: dict[str, Any] = (
+            {"linewidth": 2.2, "zorder": 4} if shown else {"linewidth": 0.7, "alpha": 0.8}
+        )
         axes.plot(
             path[:, 0] + beside,
             path[:, 1] + beside,
