@@ -193,7 +193,7 @@ def _scatter(axes: Axes, data: xr.Dataset) -> None:
 
 
 def _errors(axes: Axes, data: xr.Dataset) -> None:
-    error = np.abs(data["predicted_time"] / data["drop_time"] - 1)
+    error = abs(data["predicted_time"] / data["drop_time"] - 1)
     for drop in range(data.sizes["drop_number"]):
         row = np.sort(error.isel(drop_number=drop).values)
         share = (np.arange(len(row)) + 1) / len(row)
