@@ -5,6 +5,7 @@ Weights W on features φ = a ⊗ x_q minimise the mean over P prompts of (y - �
 """
 
 import math
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -286,7 +287,8 @@ def _effective_penalty(
     bottom = top - 1
     while gap(bottom) < 0:
         bottom -= 5
-    return math.exp(scipy.optimize.brentq(gap, bottom, top + 1, xtol=1e-13))
+    root: Any = scipy.optimize.brentq(gap, bottom, top + 1, xtol=1e-13)
+    return math.exp(root)
 
 
 def ridge_equivalent(

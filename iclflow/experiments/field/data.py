@@ -14,7 +14,7 @@ import xarray as xr
 from iclflow.experiments.entry import Function
 from iclflow.experiments.field.comparisons.cells import Check, Found
 from iclflow.experiments.field.comparisons.reading import HERE, PublishedTable, read_table
-from iclflow.experiments.runs import labelled
+from iclflow.experiments.runs import Variable, labelled
 from iclflow.results.progress import Progress
 
 
@@ -193,7 +193,9 @@ def as_dataset(found: Sequence[tuple[str, Found, float]], settings: dict) -> xr.
         "theirs": "their number", "ours": "our number", "error": "standard error of the difference",
         "control": "our number with one mistake",
     }  # fmt: skip
-    variables = {key: (("cell",), values, words[key]) for key, values in joined.items()}
+    variables: dict[str, Variable] = {
+        key: (("cell",), values, words[key]) for key, values in joined.items()
+    }
     variables |= {
         "seconds": (("table",), [s for _, _, s in found], "seconds that ours took"),
         "authors_seconds": (

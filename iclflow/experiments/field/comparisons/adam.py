@@ -52,7 +52,7 @@ def sample(table: PublishedTable, quick: bool, report: Report) -> Found:
         stacked = [jax.tree.map(lambda *a: jnp.stack(a), *many) for many in (samples, models)]
         ended = _trained(*stacked, rate, epochs)
         matrices = jax.vmap(lambda m: m.matrix)(ended)
-        ours = np.asarray([float(population(LabelRow(None, m))) for m in matrices])
+        ours = np.asarray([float(population(LabelRow(left=None, right=m))) for m in matrices])
         least = np.mean([float(population(ridge(loss, 0.0))) for loss in samples])
         error = error_of_difference(table["test_std"][row], table["repeats"][row], ours)
         label = f"{kind}, P {prompts}"

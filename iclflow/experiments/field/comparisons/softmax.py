@@ -45,7 +45,8 @@ def _task(table: PublishedTable, length: int) -> tuple[Task, float]:
 def _heads(omega: list[float], mu: list[float], size: int, query_key: bool) -> Softmax:
     """Heads with scores ω x·x_q and values μ y."""
     values = jnp.asarray(mu)[:, None, None]
-    return Softmax(Merged(values, jnp.asarray(omega)[:, None, None] * jnp.eye(size)), query_key)
+    scores = jnp.asarray(omega)[:, None, None] * jnp.eye(size)
+    return Softmax(Merged(values=values, merged=scores), query_key)
 
 
 def _estimators(table: PublishedTable, task: Task, variance: float) -> Any:

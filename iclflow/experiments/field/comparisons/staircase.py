@@ -21,7 +21,7 @@ def staircase(table: PublishedTable, quick: bool, report: Report) -> Found:
     covariance = table["Lambda"]
     task = Task.from_covariance(covariance, 32, normaliser=Normaliser.NONE)
     values, keys, queries = (jnp.asarray(table[n]) for n in ("values", "keys", "queries"))
-    model = Separate(values[:, None, None], keys[:, None], queries[:, None])
+    model = Separate(values=values[:, None, None], keys=keys[:, None], queries=queries[:, None])
     # the mistake: 1/N of another convention, which would be the usual one here
     scaled = predict(Task.from_covariance(covariance, 32), model, probes=0)
     report(0.3)
