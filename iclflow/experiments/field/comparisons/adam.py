@@ -49,11 +49,11 @@ def sample(table: PublishedTable, quick: bool, report: Report) -> Found:
         keys = jax.random.split(jax.random.key(row), repeats)
         samples = [label_rows(task, prompts, key) for key in keys]
         models = [init(jax.random.fold_in(key, 1)) for key in keys]
-        stacked = [jax.tree.map(lambda *a: jnp.stack(a), *many) for many in (samples, models)]
-        ended = _trained(*stacked, rate, epochs)
+        loss, start = (jax.tree.map(lambda *a: jnp.stack(a), *n) for n in (samples, models))
+        ended = _trained(loss, start, rate, epochs)
         matrices = jax.vmap(lambda m: m.matrix)(ended)
         ours = np.asarray([float(population(LabelRow(left=None, right=m))) for m in matrices])
-        least = np.mean([float(population(ridge(loss, 0.0))) for loss in samples])
+        least = np.mean([float(population(ridge(sample, 0.0))) for sample in samples])
         error = error_of_difference(table["test_std"][row], table["repeats"][row], ours)
         label = f"{kind}, P {prompts}"
         cells.add(label, table["test_mean"][row], ours.mean(), error, least)
