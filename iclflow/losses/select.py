@@ -93,7 +93,15 @@ class Choice(NamedTuple):
         return kinds[self.level], {"features": self.features}
 
 
-LEVELS = ("sequences", "features", "statistics", "moments", "draws", "population")
+LEVELS = (
+    "sequences",
+    "features",
+    "statistics",
+    "moments",
+    "draws",
+    "large-context",
+    "population",
+)
 
 
 def select(source: Sizes, model: AbstractModel, sequences: int | None) -> Choice:

@@ -28,7 +28,7 @@ class Memory(AbstractTask):
     >>> task = icl.Task([0.6, 0.3], context=31)
     >>> slow = icl.Memory.autoregressive(task, length=4.0)
     >>> slow.sample(jax.random.key(0)).inputs.shape, round(slow.effective_context, 2)
-    ((32, 2), 7.92)
+    ((32, 2), 8.09)
     """
 
     task: Task

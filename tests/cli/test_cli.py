@@ -515,7 +515,7 @@ def test_the_fields_name_what_the_library_has():
     from iclflow.tasks.prompt import Normaliser
     from iclflow.tasks.task import ContextLabels
 
-    options = {name: about for name, (_, about) in fields.described().items()}
+    options = {name: about for name, (_, about) in fields.FIELDS.items()}
     assert set(options["model"].choices) == set(MODELS)
     assert options["loss"].choices == ("auto", *LEVELS)
     assert set(options["vary"].choices) == {v.value for v in Vary}

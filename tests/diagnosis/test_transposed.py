@@ -151,6 +151,7 @@ def test_a_look_at_a_sweep_and_its_last_models_go_by_name():
         {
             "drop_times": (("scale", "seed", "number"), rng.random((3, 2, 2))),
             "final_loss": (("scale", "seed"), rng.random((3, 2))),
+            "result": (("scale", "seed"), np.full((3, 2), "ok")),
             "content": (("scale", "seed"), np.ones((3, 2), int)),
         },
         {"scale": [0.1, 0.2, 0.3], "seed": [0, 1]},

@@ -266,7 +266,8 @@ def test_a_link_brings_the_same_page(page, file):
 def test_hostile_links_do_no_harm(page, file, fragment):
     visit(page, file, fragment)
     settings = page.evaluate("explorer.settings()")
-    assert set(settings) == {*BOUNDS, "model", "rotate", "front", "cloud"}
+    assert set(settings) == {*BOUNDS, "model", "rotate", "front", "cloud", "given"}
+    assert settings["given"] == 0  # there are no prompts of a file to go back to
     assert 1 <= settings["heads"] <= 16
     assert len(settings["spectrum"]) <= 8
     assert page.evaluate("document.querySelectorAll('img').length") == 0

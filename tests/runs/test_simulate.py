@@ -139,7 +139,7 @@ def test_unknown_names_suggest_the_nearest():
         ([[1]], "saveat must be a non-empty list"),
         ([3, 1], "saveat must be increasing"),
         ([-1, 2], "saveat must be increasing and not negative"),
-        ([0.5, 1.0], "counts whole steps; for times t/τ use Flow"),
+        ([0.5, 1.0], r"counts whole steps, got array\(\[0.5, 1. \]\); for times t/τ use Flow"),
         ([0, 6], "saveat asks for 6, but the run ends at 5"),
     ],
 )

@@ -538,8 +538,12 @@ def saddle_weights(quadratic: Quadratic) -> Float[np.ndarray, "n D D"]:
         if rest is None:
             break
         y, awake = rest.state, np.ones(count, bool)
-        flow = HeadFlow(quadratic, count, 1)
-        found.append(flow.effective(y[None])[0])
+        found.append(HeadFlow(quadratic, count, 1).effective(y[None])[0])
+        if rest.opening.gains[0] == 0:
+            # The search ends when nearly nothing is left. What is left is taken exactly, and what
+            # 𝓗 does not see of M stays as it is.
+            left = dataclasses.replace(quadratic, cross=quadratic.residual(found[-1]))
+            found[-1] = found[-1] + left.least_squares
     return np.stack(found)
 
 
