@@ -131,7 +131,7 @@ def test_a_large_exponent_spoils_the_slope():
     assert -1.3 < slope < -0.8
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("query", [True, False])
 def test_the_error_of_two_heads_falls_as_the_square_too(query):
     """Monte Carlo with a control variate whose mean is (S5) without its bias.

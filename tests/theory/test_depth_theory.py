@@ -180,7 +180,7 @@ def test_what_layers_cannot_do_is_one_line(options, words, capsys):
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_layers_are_simulated_on_the_command_line(capsys, tmp_path):
     given = ["simulate", "--spectrum", "0.6,0.3", "--context", "12", "--scale", "0.2"]
     given += ["--heads", "3", "--steps", "400", "--save", "0,400", "--json"]
