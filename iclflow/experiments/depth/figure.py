@@ -200,6 +200,8 @@ def _errors(axes: Axes, data: xr.Dataset) -> None:
         axes.step(row, share, where="post", color=COLOURS[drop % len(COLOURS)])
     axes.set(xscale="log", xlabel="relative error of the time", ylabel="share of the starts")
     axes.set_ylim(0, 1.03)
+    whole = np.log10([float(error.min()), float(error.max())])
+    axes.set_xlim(10 ** np.floor(whole[0]), 10 ** np.ceil(whole[1]))  # decades, for their labels
 
 
 def draw_laws(data: xr.Dataset) -> Picture:
