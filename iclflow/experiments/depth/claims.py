@@ -160,7 +160,7 @@ def controls_splitting(data: xr.Dataset) -> dict[str, xr.Dataset]:
 LIMITS = {  # of the largest difference of an exponent to the theory
     "time": (0.01, "the range of the fit is finite"),
     "time, 3 factors": (0.02, "the start of the factors is not small beside the early range"),
-    "depth": (0.1, "from 16 layers on the law is still a few per cent too steep"),
+    "depth": (0.06, "from 16 layers on the law is still a few per cent too steep"),
     "context": (0.12, "contexts from 4 on, and the error of the mean over draws"),
     "time, Γ trained": (0.01, "the range of the fit is finite"),
 }
