@@ -1,7 +1,8 @@
 """Files of the package that four commands walk through: `python benchmarks/walks.py`.
 
 A file counts when one of its functions is called. Importing a file does not count, and neither do
-functions that are called while files are imported. `--files` also prints the names of the files, and of the functions that are called.
+functions that are called while files are imported. `--files` also prints the names of the files,
+and of the functions that are called.
 `python benchmarks/walks.py NAME` walks only the commands whose names begin so.
 """
 

@@ -13,7 +13,7 @@ import pytest
 from beartype import BeartypeConf, FrozenDict, beartype
 from jaxtyping import install_import_hook
 
-from iclflow.cli.compiling import compile_sparingly
+from iclflow.cli.process import compile_sparingly
 
 # A runner in the background starts us with Ctrl-C ignored; tests of interruption need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

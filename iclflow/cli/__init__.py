@@ -13,8 +13,13 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import iclflow
-from iclflow.cli.compiling import compile_sparingly, forget_programs, keep_programs
-from iclflow.cli.interrupts import interruptible, leave
+from iclflow.cli.process import (
+    compile_sparingly,
+    forget_programs,
+    interruptible,
+    keep_programs,
+    leave,
+)
 from iclflow.results.choices import printable, require_choice
 
 # Name -> one line. Module iclflow.cli.<name> has `add_arguments(parser)` and `run(args) -> int`.

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from iclflow.study.fields import Fields
-from iclflow.study.option import Option, described
+from iclflow.study.fields import Fields, Option, described
 
 
 def typed(kind: Any, **bounds: Any) -> Callable[[str], Any]:

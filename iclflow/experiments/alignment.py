@@ -20,7 +20,7 @@ from iclflow.experiments.runs import Variable, clock, labelled, spread
 from iclflow.measures import first_crossing
 from iclflow.plots.style import COLUMN, HEAT, Picture, style
 from iclflow.results.progress import Progress
-from iclflow.theory.fixed_points.levels import plateau_losses
+from iclflow.theory.fixed_points.modes import plateau_losses
 
 SEED = 0  # the run that is drawn
 PLATEAU = 0.01  # the plateau is read when this share of the drop is done: late, still flat

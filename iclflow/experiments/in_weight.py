@@ -31,7 +31,7 @@ from iclflow.results.progress import Progress
 from iclflow.tasks.task import ContextLabels, Task
 from iclflow.tasks.task_vectors import Mixture
 from iclflow.theory.drops.first_drop import first_drop, least_loss
-from iclflow.theory.fixed_points.levels import plateau_losses
+from iclflow.theory.fixed_points.modes import plateau_losses
 
 SIZE, HEADS = 4, 8
 PORTIONS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)

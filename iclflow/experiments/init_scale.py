@@ -28,7 +28,7 @@ from iclflow.plots.style import BENEATH, COLOURS, THEORY, TIME, Picture, side_by
 from iclflow.results.progress import Progress
 from iclflow.theory.drops.one_drop import merged_half_time, paper_merged_duration
 from iclflow.theory.drops.staircase import staircase
-from iclflow.theory.fixed_points.levels import plateau_losses
+from iclflow.theory.fixed_points.modes import plateau_losses
 from iclflow.theory.predict import visited_levels
 
 MERGED_HEADS, SEPARATE_HEADS = 8, 5

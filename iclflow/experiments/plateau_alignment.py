@@ -28,8 +28,7 @@ from iclflow.losses import Population
 from iclflow.plots.style import COLOURS, THEORY, mode_colour, side_by_side
 from iclflow.results.progress import Progress
 from iclflow.theory.drops.alignment import aligned_weights
-from iclflow.theory.fixed_points.levels import plateau_losses
-from iclflow.theory.fixed_points.modes import Modes
+from iclflow.theory.fixed_points.modes import Modes, plateau_losses
 
 EARLY, LATE = 0.1, 0.8  # of a plateau: what is compared (the first from its start)
 POINTS = 40  # of a curve that is drawn

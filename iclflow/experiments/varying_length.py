@@ -26,7 +26,7 @@ from iclflow.results.progress import Progress
 from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.one_drop import merged_course
-from iclflow.theory.fixed_points.levels import plateau_losses
+from iclflow.theory.fixed_points.modes import plateau_losses
 from iclflow.theory.predict import predict, visited_levels
 
 LENGTHS = tuple(range(1, CONTEXT + 1))

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from iclflow.results.files import write_text
-from iclflow.study.fields import FIELDS, from_names
-from iclflow.study.option import kinds_of
+from iclflow.study.fields import FIELDS, from_names, kinds_of
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
-from iclflow.study.option import Option, check_all, option
+from iclflow.study.fields import Option, check_all, option
 
 MODELS = ("attnM", "attnS", "mlp")
 MODEL, DATA, TRAINING = "model", "data", "training"

@@ -12,8 +12,7 @@ import numpy as np
 from iclflow.results.choices import require_choice
 from iclflow.runs.cells import Axis
 from iclflow.runs.store import LABEL
-from iclflow.study.fields import FIELDS
-from iclflow.study.option import MANY, short
+from iclflow.study.fields import FIELDS, MANY, short
 
 # Words of a table of values, with what they need; those of a law are drawn, one value a draw.
 RANGES = {"range": "[FIRST, LAST] or [FIRST, LAST, STEP]", "linear": "[FIRST, LAST]"}

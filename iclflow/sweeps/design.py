@@ -24,8 +24,7 @@ from iclflow.runs.simulate import SAVES
 from iclflow.runs.store import load
 from iclflow.runs.summaries import Summary
 from iclflow.runs.sweep import into_store
-from iclflow.study.fields import FIELDS, MODEL, SEEDS, TASK, from_names
-from iclflow.study.option import MANY, short
+from iclflow.study.fields import FIELDS, MANY, MODEL, SEEDS, TASK, from_names, short
 from iclflow.study.settings import Settings, read_toml, task_size
 from iclflow.study.study import Study, tests_of
 from iclflow.sweeps.axes import DRAW, cases_of, drawn, is_law, values_of, varies

@@ -37,8 +37,7 @@ from iclflow.theory.drops.one_drop import WhiteCourse, merged_course, merged_hal
 from iclflow.theory.drops.quadratic import Quadratic, Source, not_quadratic
 from iclflow.theory.drops.stack import not_stacked
 from iclflow.theory.drops.staircase import Staircase, staircase
-from iclflow.theory.fixed_points.levels import plateau_losses
-from iclflow.theory.fixed_points.modes import Modes
+from iclflow.theory.fixed_points.modes import Modes, plateau_losses
 
 LARGE = 2500  # weights above which the flow of all heads, with the square of them, costs minutes
 LEFT_OUT = "the zero blocks that training moves are left out: they grow to order P^(-1/2)"

@@ -14,12 +14,12 @@ from iclflow.theory.algorithms.monte_carlo import Estimate, monte_carlo_loss
 from iclflow.theory.algorithms.regression import OrdinaryLeastSquares, Ridge
 from iclflow.theory.drops.quadratic import Quadratic
 from iclflow.theory.drops.staircase import Staircase, saddle_levels
-from iclflow.theory.fixed_points.levels import (
+from iclflow.theory.fixed_points.modes import (
+    Modes,
     conspicuous_plateaus,
     fixed_point_count,
     plateau_losses,
 )
-from iclflow.theory.fixed_points.modes import Modes
 from iclflow.theory.fixed_points.points import saddle_path
 from iclflow.theory.fixed_points.stability import separate_stability
 from iclflow.theory.predict import Prediction

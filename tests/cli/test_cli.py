@@ -15,7 +15,7 @@ import pytest
 
 import iclflow as icl
 from iclflow.cli import COMMANDS, build_parser, main
-from iclflow.cli.interrupts import EXIT
+from iclflow.cli.process import EXIT
 from iclflow.plots import losses
 from iclflow.results.netcdf import load
 from tests.helpers.commands import call, refused

@@ -21,8 +21,7 @@ from iclflow.explorer.bundle import POLICY, WEB, bundle, glue
 from iclflow.explorer.payload import payload, shown
 from iclflow.explorer.reference import RUNS, reference
 from iclflow.report.figures import FIGURES
-from iclflow.study.fields import FIELDS
-from iclflow.study.option import kinds_of
+from iclflow.study.fields import FIELDS, kinds_of
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
 

@@ -16,7 +16,7 @@ from iclflow.results import pictures
 from iclflow.results.netcdf import load
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
-from iclflow.theory.fixed_points.levels import plateau_losses
+from iclflow.theory.fixed_points.modes import plateau_losses
 
 SEPARATE = Settings(
     spectrum=(0.6, 0.3, 0.1), heads=4, rank=2, scale=0.3, rate=0.2, steps=300, seeds=2,

@@ -86,5 +86,5 @@ def test_the_page_has_a_row_for_every_equation():
     rows = [line for line in page.splitlines() if line.startswith(("| (", "| E", "| Section"))]
     assert len(rows) == sum(map(len, KNOWN.values()))
     row = next(row for row in rows if row.startswith("| (24) | (19) |"))
-    assert 'identifier="iclflow.theory.fixed_points.levels.plateau_losses"' in row
+    assert 'identifier="iclflow.theory.fixed_points.modes.plateau_losses"' in row
     assert "`test_theory_modes` paper levels" in row

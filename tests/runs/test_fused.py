@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import iclflow as icl
-from iclflow.dynamics.optimisers import Adam
+from iclflow.dynamics.descent import Adam
 from iclflow.models import Blocks, draw_models
 from iclflow.runs import cost
 from iclflow.runs.fused import cpp, engine, rules

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import iclflow as icl
-from iclflow.dynamics.optimisers import Adam
+from iclflow.dynamics.descent import Adam
 from iclflow.models import draw_models
 from iclflow.runs.fused import cpp, cuda, engine
 from iclflow.runs.fused.program import write

@@ -36,7 +36,7 @@ from iclflow.results.progress import Progress
 from iclflow.tasks.spectra import named_spectrum
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.staircase import Staircase, staircase
-from iclflow.theory.fixed_points.levels import plateau_losses
+from iclflow.theory.fixed_points.modes import plateau_losses
 from iclflow.theory.fixed_points.points import FixedPoint
 
 # Figs 4 and 9. λ ∝ 1/d as their captions say; the published command has λ ∝ d.

@@ -48,8 +48,7 @@ from iclflow.runs.simulate import simulate
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.scalar_ode import X_MID, paper_duration, value_course
 from iclflow.theory.drops.staircase import Staircase, staircase
-from iclflow.theory.fixed_points.levels import plateau_losses
-from iclflow.theory.fixed_points.modes import Modes
+from iclflow.theory.fixed_points.modes import Modes, plateau_losses
 from iclflow.theory.predict import predict
 
 HEADS, RANK = 5, 1
