@@ -25,7 +25,7 @@ from scipy.optimize import brentq
 
 from iclflow.losses import Moments, ReducedFeatures
 from iclflow.models import Separate
-from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.base import Prompt
 from iclflow.tasks.task import Task
 from iclflow.tasks.task_vectors import Normal
 from iclflow.theory import Quadratic, staircase

@@ -88,6 +88,8 @@ from iclflow.runs.testing import Tests as Tests
 from iclflow.study.citing import cite as cite
 from iclflow.tasks.averaged import TaskAverage as TaskAverage
 from iclflow.tasks.base import AbstractTask as AbstractTask
+from iclflow.tasks.base import Normaliser as Normaliser
+from iclflow.tasks.base import Prompt as Prompt
 from iclflow.tasks.commuting import Commuting as Commuting
 from iclflow.tasks.compressed import compressed_prompts as compressed_prompts
 from iclflow.tasks.functions import AbstractFunctions as AbstractFunctions
@@ -100,8 +102,6 @@ from iclflow.tasks.inputs import Sphere as Sphere
 from iclflow.tasks.inputs import StudentT as StudentT
 from iclflow.tasks.memory import Memory as Memory
 from iclflow.tasks.own_prompts import Prompts as Prompts
-from iclflow.tasks.prompt import Normaliser as Normaliser
-from iclflow.tasks.prompt import Prompt as Prompt
 from iclflow.tasks.prompts import AbstractPromptSet as AbstractPromptSet
 from iclflow.tasks.prompts import PromptSet as PromptSet
 from iclflow.tasks.prompts import StackedPrompts as StackedPrompts

@@ -11,7 +11,7 @@ import numpy as np
 from iclflow.losses import AbstractLoss, Features, Moments, Population, Sequences
 from iclflow.models import AbstractInitialiser, AbstractModel, Blocks, empty_model
 from iclflow.models.registry import MODELS
-from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.base import Prompt
 from iclflow.tasks.task import Task
 
 LEVELS: dict[str, Any] = {"moments": Moments, "features": Features, "sequences": Sequences}

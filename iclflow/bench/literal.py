@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from iclflow.models import AbstractModel
-from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.base import Prompt
 
 
 class Weights(NamedTuple):

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert into every convention and report."""
     from iclflow.published import Convention, Shape, Stated
-    from iclflow.tasks.prompt import Normaliser
+    from iclflow.tasks.base import Normaliser
 
     convention = Convention(args.convention)
     default = 1.0 if convention is Convention.TORCH else 0.01

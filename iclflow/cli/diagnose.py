@@ -161,7 +161,7 @@ COLUMNS = {"in_context_loss": "in-context", "in_weight_loss": "in-weight"}
 def diagnose_our_runs(args: argparse.Namespace) -> int:
     """Stages and algorithms of one seed, or of every seed of the file."""
     from iclflow.diagnosis import diagnose
-    from iclflow.diagnosis.candidates import shifted
+    from iclflow.diagnosis.identify import shifted
     from iclflow.measures import Clock
     from iclflow.runs.labels import STEPS
     from iclflow.study.origin import Origin

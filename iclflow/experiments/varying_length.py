@@ -23,7 +23,7 @@ from iclflow.models import Blocks, Merged, Separate, draw_models
 from iclflow.plots.losses import plot_levels
 from iclflow.plots.style import BENEATH, COLOURS, THEORY, TIME, Picture, side_by_side, theory_of
 from iclflow.results.progress import Progress
-from iclflow.tasks.prompt import Normaliser
+from iclflow.tasks.base import Normaliser
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.one_drop import merged_course
 from iclflow.theory.fixed_points.modes import plateau_losses

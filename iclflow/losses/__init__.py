@@ -1,6 +1,7 @@
 """Losses: one task known at several levels of exactness."""
 
 from iclflow.losses.base import AbstractLoss as AbstractLoss
+from iclflow.losses.base import AbstractPromptLoss as AbstractPromptLoss
 from iclflow.losses.changing import Blend as Blend
 from iclflow.losses.changing import Curriculum as Curriculum
 from iclflow.losses.changing import Drift as Drift
@@ -16,9 +17,8 @@ from iclflow.losses.label_population import LabelPopulation as LabelPopulation
 from iclflow.losses.label_rows import label_rows as label_rows
 from iclflow.losses.large_context import LargeContext as LargeContext
 from iclflow.losses.moments import Moments as Moments
+from iclflow.losses.moments import population_moments as population_moments
 from iclflow.losses.population import Population as Population
-from iclflow.losses.population_moments import population_moments as population_moments
-from iclflow.losses.prompted import AbstractPromptLoss as AbstractPromptLoss
 from iclflow.losses.sequences import Sequences as Sequences
 from iclflow.losses.statistics import Statistics as Statistics
 from iclflow.losses.stochastic import Fresh as Fresh

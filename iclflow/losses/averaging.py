@@ -9,7 +9,7 @@ import numpy as np
 from iclflow.losses.features import EXACT
 from iclflow.models import AbstractModel
 from iclflow.models.base import once_a_kind
-from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.base import Prompt
 
 PAIRS = 4  # of the prompt on which linearity is tried
 

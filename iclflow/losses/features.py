@@ -13,17 +13,15 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from iclflow.linalg import pack_dual, pack_symmetric
-from iclflow.losses.base import misfit
+from iclflow.losses.base import AbstractPromptLoss, misfit
 from iclflow.losses.memory import require_memory
-from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, LabelRow
 from iclflow.models.base import once_a_kind
 from iclflow.models.layers import AbstractLayers
 from iclflow.results.progress import Progress
 from iclflow.tasks.averaged import TaskAverage
-from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.base import AbstractTask, Prompt
 from iclflow.tasks.own_prompts import Prompts
-from iclflow.tasks.prompt import Prompt
 from iclflow.tasks.prompts import AbstractPromptSet, PromptSource, as_sets
 
 CHUNK = 8192  # prompts at a time

@@ -21,9 +21,8 @@ from iclflow.losses.features import ReducedFeatures, refusal
 from iclflow.losses.wishart import two_layer_noise, two_layer_signal
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, Layers, Steps
 from iclflow.results.display import eigenvalues, is_concrete
-from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.base import AbstractTask, Normaliser
 from iclflow.tasks.inputs import Gaussian
-from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.task import ContextLabels, Task, require_task
 
 NODES = 9  # of the rule for one eigenvalue of W, which is exact for up to eight white layers

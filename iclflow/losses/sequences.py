@@ -8,14 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from iclflow.losses.averaging import beyond_average
-from iclflow.losses.base import misfit
+from iclflow.losses.base import AbstractPromptLoss, misfit
 from iclflow.losses.memory import require_memory
-from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractModel
 from iclflow.results.progress import Progress
 from iclflow.tasks.averaged import TaskAverage
+from iclflow.tasks.base import Prompt
 from iclflow.tasks.own_prompts import Prompts
-from iclflow.tasks.prompt import Prompt
 from iclflow.tasks.prompts import AbstractPromptSet, PromptSource, as_sets
 
 

@@ -9,15 +9,14 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from iclflow.linalg import pack_symmetric, packed_pairs
-from iclflow.losses.base import misfit
+from iclflow.losses.base import AbstractPromptLoss, misfit
 from iclflow.losses.features import NOT_LINEAR, AbstractStatistic, Sizes, gather
 from iclflow.losses.memory import require_memory
-from iclflow.losses.prompted import AbstractPromptLoss
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
 from iclflow.models.layers import AbstractLayers
 from iclflow.results.progress import Progress
+from iclflow.tasks.base import Prompt
 from iclflow.tasks.own_prompts import Prompts
-from iclflow.tasks.prompt import Prompt
 from iclflow.tasks.prompts import AbstractPromptSet, PromptSource, as_sets
 
 

@@ -18,8 +18,8 @@ from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from iclflow.linalg import contract
 from iclflow.results.display import Displayed, is_concrete
+from iclflow.tasks.base import Prompt
 from iclflow.tasks.checks import require_kind, require_real, require_size, require_within, shown
-from iclflow.tasks.prompt import Prompt
 
 ARRAYS = (jax.Array, np.ndarray, np.generic)
 

@@ -14,8 +14,8 @@ from iclflow.models.base import (
     dims_of,
     require_scale,
 )
+from iclflow.tasks.base import Prompt
 from iclflow.tasks.checks import require_size
-from iclflow.tasks.prompt import Prompt
 
 
 class LabelRow(AbstractLinearModel):

@@ -21,8 +21,8 @@ from iclflow.models.base import (
 )
 from iclflow.models.merged import Merged
 from iclflow.models.separate import Separate
+from iclflow.tasks.base import Prompt
 from iclflow.tasks.checks import require_size
-from iclflow.tasks.prompt import Prompt
 
 
 class AbstractLayers(AbstractModel):

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from iclflow.models.base import AbstractAttention, AbstractInitialiser, AbstractLinearModel, Blocks
 from iclflow.models.merged import Merged
 from iclflow.models.separate import Separate
-from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.base import Prompt
 
 
 def cubic_features(prompt: Prompt) -> Float[Array, "O F"]:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from iclflow.models.base import AbstractAttention, AbstractInitialiser, AbstractModel, Blocks
 from iclflow.models.merged import Merged
 from iclflow.models.separate import Separate
-from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.base import Prompt
 
 
 class Softmax(AbstractModel):

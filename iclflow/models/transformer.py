@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray
 
 from iclflow.models.base import AbstractInitialiser, AbstractModel, dims_of, require_scale
+from iclflow.tasks.base import Prompt
 from iclflow.tasks.checks import require_kind, require_size
-from iclflow.tasks.prompt import Prompt
 
 EPSILON = 1e-5  # in the layer norm
 

@@ -6,7 +6,7 @@ import enum
 from iclflow.published.weights import InitConvention
 from iclflow.results.choices import require_choice
 from iclflow.study.flags import Options
-from iclflow.tasks.prompt import Normaliser
+from iclflow.tasks.base import Normaliser
 
 FACTORS = {"merged": 2, "separate": 3}  # weights that multiply in one term of the prediction
 

@@ -23,7 +23,7 @@ from iclflow.results.progress import Progress
 from iclflow.results.reading import Archive, parse_json
 from iclflow.runs.labels import OUTCOMES
 from iclflow.study.flags import Options
-from iclflow.tasks.prompt import Normaliser, Prompt
+from iclflow.tasks.base import Normaliser, Prompt
 from iclflow.tasks.prompts import StackedPrompts
 
 WEIGHTS = {"attnM": ("kq", "value"), "attnS": ("key", "query", "value"), "mlp": ("fc1", "fc2")}

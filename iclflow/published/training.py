@@ -20,7 +20,7 @@ from iclflow.results.progress import Progress
 from iclflow.runs.record import OfModel
 from iclflow.runs.sweep import sweep
 from iclflow.study.flags import Options
-from iclflow.tasks.prompt import Normaliser, Prompt
+from iclflow.tasks.base import Normaliser, Prompt
 from iclflow.tasks.prompts import AbstractPromptSet, PromptSet
 from iclflow.tasks.spectra import named_spectrum
 from iclflow.tasks.task import ContextLabels, Task

@@ -20,7 +20,7 @@ from iclflow.models import (
     Softmax,
 )
 from iclflow.study.flags import Options
-from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.base import Prompt
 
 Model = TypeVar("Model", bound=AbstractModel)
 

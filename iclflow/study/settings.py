@@ -34,10 +34,10 @@ from iclflow.results.progress import Progress
 from iclflow.results.reading import digest, parse_json, read_text
 from iclflow.runs.cost import COPIES
 from iclflow.study.fields import OF_TASKS, Fields, from_names, variant
+from iclflow.tasks.base import Normaliser
 from iclflow.tasks.commuting import Commuting
 from iclflow.tasks.inputs import INPUTS, named_inputs
 from iclflow.tasks.own_prompts import Prompts
-from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.spectra import named_spectrum
 from iclflow.tasks.task import Task
 from iclflow.tasks.task_vectors import AbstractTaskVectors, Mixture, Normal, Pool

@@ -15,8 +15,8 @@ from iclflow.results.progress import Progress
 from iclflow.runs.summaries import theory_times
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
+from iclflow.tasks.base import Normaliser
 from iclflow.tasks.own_prompts import Prompts
-from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.limit import many_escapes
 from iclflow.theory.drops.quadratic import Quadratic

@@ -14,8 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from iclflow.linalg import symmetric_power
 from iclflow.results.display import is_concrete
-from iclflow.tasks.base import AbstractTask
-from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.base import AbstractTask, Prompt
 from iclflow.tasks.prompts import AbstractPromptSet
 from iclflow.tasks.task import ContextLabels, Task
 

@@ -1,15 +1,144 @@
-"""What a task is: a law of prompts."""
+"""What a task is, and its prompts: context pairs and a query, as a model sees them (1)."""
 
 import abc
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, ArrayLike, Int, PRNGKeyArray
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from iclflow.results.display import Displayed
-from iclflow.tasks.prompt import Prompt
+
+Result = TypeVar("Result")
+
+
+class Normaliser(enum.Enum):
+    """What linear attention divides its sum over tokens by, for a context of n pairs.
+
+    The paper writes 1/N with the query not counted (`PAIRS`). The published code divides by
+    nothing at fixed length (`NONE`) and by the number of tokens at varying length (`TOKENS`).
+    With one fixed length the choices are rescalings of one another (E8); with varying length
+    they are different models (E3).
+
+    >>> import iclflow as icl
+    >>> [what.value for what in icl.Normaliser]
+    ['pairs', 'tokens', 'context', 'none']
+    """
+
+    PAIRS = "pairs"  # n
+    TOKENS = "tokens"  # n + 1, the query counted
+    CONTEXT = "context"  # the longest context N, whatever n is
+    NONE = "none"  # 1
+
+
+class Prompt(eqx.Module):
+    """A sequence of N + 1 points and the prefix of it that is shown.
+
+    A prefix of length n is n labelled pairs followed by point n as the query; its label slot is
+    0 and its target is `targets[n]`. `length = None` is the whole sequence, n = N. Many prompts
+    are one with a leading axis on every array; properties are those of a single one.
+
+    - `inputs`: x, of the context and then of the query.
+    - `labels`: y as the context shows it.
+    - `targets`: y as the loss asks for it.
+    - `normaliser`: what linear attention divides by.
+
+    >>> import jax, iclflow as icl
+    >>> prompt = icl.Task([0.6, 0.3], context=31).sample(jax.random.key(0))
+    >>> prompt.inputs.shape, prompt.labels.shape
+    ((32, 2), (32, 1))
+    """
+
+    inputs: Float[Array, "*P n D"]
+    labels: Float[Array, "*P n O"]
+    targets: Float[Array, "*P n O"]
+    length: Int[Array, "*P"] | None = None
+    normaliser: Normaliser = eqx.field(static=True, default=Normaliser.PAIRS)
+
+    @property
+    def context(self) -> int:
+        """The longest context N this sequence has."""
+        return self.inputs.shape[0] - 1
+
+    def prefix(self, length: Int[Array, ""] | int) -> "Prompt":
+        """The same sequence, cut after `length` pairs and one query."""
+        return Prompt(self.inputs, self.labels, self.targets, jnp.asarray(length), self.normaliser)
+
+    @property
+    def query(self) -> Float[Array, " D"]:
+        """The query's input x_q."""
+        return self.inputs[-1 if self.length is None else self.length]
+
+    @property
+    def target(self) -> Float[Array, " O"]:
+        """The label y_q the model should predict."""
+        return self.targets[-1 if self.length is None else self.length]
+
+    @property
+    def visible(self) -> Bool[Array, " n"] | None:
+        """Which tokens exist in this prefix, the query included; None when all do."""
+        if self.length is None:
+            return None
+        return jnp.arange(self.context + 1) <= self.length
+
+    @property
+    def tokens(self) -> Float[Array, "n T"]:
+        """Rows (x_j, y_j); the query's label slot, and every hidden token, is 0."""
+        points = jnp.arange(self.context + 1)[:, None]
+        length = self.context if self.length is None else self.length
+        labels = jnp.where(points < length, self.labels, 0.0)
+        inputs = self.inputs
+        if self.length is not None:
+            inputs = jnp.where(points <= length, inputs, 0.0)
+        return jnp.concatenate([inputs, labels], axis=1)
+
+    @property
+    def divisor(self) -> Int[Array, ""] | int:
+        """The number linear attention divides by under this prompt's convention."""
+        pairs = self.context if self.length is None else self.length
+        match self.normaliser:
+            case Normaliser.PAIRS:
+                return pairs
+            case Normaliser.TOKENS:
+                return pairs + 1
+            case Normaliser.CONTEXT:
+                return self.context
+            case Normaliser.NONE:
+                return 1
+
+    @property
+    def second_moment(self) -> Float[Array, "T T"]:
+        """S = X Xᵀ / divisor, the query token included (29); its first block holds Λ̂ (28)."""
+        tokens = self.tokens
+        return tokens.T @ tokens / self.divisor
+
+    @property
+    def input_moment(self) -> Float[Array, "D D"]:
+        """Λ̂ = Σ xₙ xₙᵀ / divisor over the context alone, the query left out (28)."""
+        pairs = self.context if self.length is None else self.length
+        inside = (jnp.arange(self.context + 1) < pairs)[:, None]
+        inputs = jnp.where(inside, self.inputs, 0.0)
+        return inputs.T @ inputs / self.divisor
+
+    @property
+    def correlation(self) -> Float[Array, "O D"]:
+        """β = Σ yₙ xₙ / divisor, one row an output (8); Λ̂ w without noise (30)."""
+        size = self.inputs.shape[1]
+        tokens = self.tokens
+        return tokens[:, size:].T @ tokens[:, :size] / self.divisor
+
+
+def map_prefixes(
+    function: Callable[[Prompt], Result], prompt: Prompt, lengths: tuple[int, ...]
+) -> Result:
+    """`function` of every prefix of one prompt, stacked along a new leading axis."""
+    if lengths == (prompt.context,):  # no masks when the whole sequence is the one prefix
+        return jax.tree.map(lambda a: a[None], function(prompt))
+    return jax.vmap(lambda n: function(prompt.prefix(n)))(jnp.asarray(lengths))
+
 
 Values = ArrayLike | Sequence[Any]  # what a constructor turns into an array
 

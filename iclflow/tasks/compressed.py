@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.base import AbstractTask, Normaliser, Prompt
 from iclflow.tasks.checks import require_size
 from iclflow.tasks.inputs import Gaussian
-from iclflow.tasks.prompt import Normaliser, Prompt
 from iclflow.tasks.task import ContextLabels, Task
 
 

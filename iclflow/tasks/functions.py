@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.base import AbstractTask, Prompt
 from iclflow.tasks.checks import require_lengths, require_real, require_size, require_within
-from iclflow.tasks.prompt import Prompt
 
 
 class AbstractFunctions(AbstractTask):

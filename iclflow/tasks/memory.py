@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from iclflow.tasks.base import AbstractTask, Place, Values
+from iclflow.tasks.base import AbstractTask, Place, Prompt, Values
 from iclflow.tasks.checks import require_kind, require_real, require_within
 from iclflow.tasks.inputs import Gaussian
-from iclflow.tasks.prompt import Prompt
 from iclflow.tasks.task import Draw, Task
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from iclflow.results.netcdf import opened
 from iclflow.results.reading import Archive, map_array
+from iclflow.tasks.base import Normaliser, Prompt
 from iclflow.tasks.checks import require_kind, require_lengths
-from iclflow.tasks.prompt import Normaliser, Prompt
 
 BATCH_BYTES = 2**25  # of numbers that are read at once
 LAYOUT = "x [P, N+1, D] and y [P, N+1] or [P, N+1, O], the query last"

@@ -13,10 +13,9 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from iclflow.linalg import symmetric_power
-from iclflow.tasks.base import AbstractTask, Place
+from iclflow.tasks.base import AbstractTask, Place, Prompt, map_prefixes
 from iclflow.tasks.checks import require_lengths, require_size
 from iclflow.tasks.own_prompts import Prompts
-from iclflow.tasks.prompt import Prompt, map_prefixes
 from iclflow.tasks.task import Draw, require_task
 from iclflow.tasks.task_vectors import Normal
 

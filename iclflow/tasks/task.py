@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from iclflow.linalg import random_rotation, with_eigenvectors
 from iclflow.results.display import eigenvalues, is_concrete
-from iclflow.tasks.base import AbstractTask, Place, Values
+from iclflow.tasks.base import AbstractTask, Normaliser, Place, Prompt, Values
 from iclflow.tasks.checks import (
     require_kind,
     require_lengths,
@@ -23,7 +23,6 @@ from iclflow.tasks.checks import (
     require_within,
 )
 from iclflow.tasks.inputs import AbstractInputs, Gaussian
-from iclflow.tasks.prompt import Normaliser, Prompt
 from iclflow.tasks.task_vectors import AbstractTaskVectors, Normal
 
 CONTEXT = "the context, the number of labelled pairs,"

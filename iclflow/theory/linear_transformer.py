@@ -24,9 +24,9 @@ import numpy as np
 import scipy
 from jaxtyping import Bool, Float
 
+from iclflow.tasks.base import Normaliser
 from iclflow.tasks.commuting import Commuting
 from iclflow.tasks.inputs import Gaussian
-from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.task import ContextLabels, Task
 from iclflow.tasks.task_vectors import Pool, bound
 

@@ -512,7 +512,7 @@ def test_the_fields_name_what_the_library_has():
     from iclflow.models.registry import MODELS
     from iclflow.runs.cells import SEEDS, Vary
     from iclflow.study import fields
-    from iclflow.tasks.prompt import Normaliser
+    from iclflow.tasks.base import Normaliser
     from iclflow.tasks.task import ContextLabels
 
     options = {name: about for name, (_, about) in fields.FIELDS.items()}

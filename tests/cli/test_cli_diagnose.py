@@ -18,7 +18,7 @@ from iclflow.diagnosis import (
     measure_along,
     stage_rows,
 )
-from iclflow.diagnosis.candidates import LEAST_SQUARES
+from iclflow.diagnosis.identify import LEAST_SQUARES
 from iclflow.models import Separate
 from iclflow.results.netcdf import load
 from iclflow.results.netcdf import save as store

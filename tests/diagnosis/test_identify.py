@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from iclflow.diagnosis.candidates import LEAST_SQUARES, candidates, shifted
-from iclflow.diagnosis.identify import best_match, identify
+from iclflow.diagnosis.identify import LEAST_SQUARES, best_match, candidates, identify, shifted
 from iclflow.losses import Population
 from iclflow.models import Blocks, Merged, Separate, Softmax, SoftmaxInitialiser
 from iclflow.runs.record import recorded_models

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 
 from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate, Softmax
+from iclflow.tasks.base import Normaliser
 from iclflow.tasks.inputs import Rademacher, StudentT
-from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.task import ContextLabels, Task
 from iclflow.tasks.task_vectors import Mixture, Normal, Pool
 

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from iclflow.tasks.prompt import map_prefixes
+from iclflow.tasks.base import map_prefixes
 from iclflow.tasks.task import Task
 from iclflow.tasks.task_vectors import Mixture, Normal
 from iclflow.theory import InWeight

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from iclflow.tasks.base import Normaliser
 from iclflow.tasks.inputs import Rademacher, StudentT
-from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.task import Task
 from iclflow.tasks.task_vectors import Mixture, Normal
 

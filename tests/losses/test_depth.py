@@ -12,7 +12,7 @@ import pytest
 import iclflow as icl
 from iclflow.losses.population import WhiteTask
 from iclflow.losses.wishart import trace_moments, two_layer_noise, two_layer_signal
-from iclflow.tasks.prompt import Normaliser
+from iclflow.tasks.base import Normaliser
 from tests.helpers.cases import KEY
 from tests.helpers.stacks import of_matrices, of_steps, value
 from tests.helpers.wick import wishart_mean

@@ -18,7 +18,7 @@ from iclflow.losses import (
 from iclflow.losses.moments import quadratic_form
 from iclflow.models import MLP, Blocks, ConvNet
 from iclflow.runs.simulate import simulate
-from iclflow.tasks.prompt import Normaliser
+from iclflow.tasks.base import Normaliser
 from iclflow.tasks.task import Task
 from tests.helpers.cases import KEY, MODELS, NETWORKS, TASKS, filled, softmax, standardised
 from tests.helpers.tiers import some

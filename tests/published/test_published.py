@@ -26,7 +26,7 @@ from iclflow.published import (
     train,
 )
 from iclflow.runs.simulate import simulate
-from iclflow.tasks.prompt import Normaliser
+from iclflow.tasks.base import Normaliser
 from tests.helpers import published_literal as literal
 from tests.helpers.tiers import some
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from iclflow.published import Options, prompt_set, published_task
-from iclflow.tasks.prompt import Normaliser
+from iclflow.tasks.base import Normaliser
 
 DATA = Path(__file__).parents[1] / "data"
 KEY = jax.random.key(3)

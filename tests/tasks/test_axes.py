@@ -7,8 +7,8 @@ import pytest
 import xarray as xr
 
 from iclflow.diagnosis import diagnose_run
-from iclflow.diagnosis.candidates import candidates
 from iclflow.diagnosis.film import film_scene
+from iclflow.diagnosis.identify import candidates
 from iclflow.dynamics import Descent
 from iclflow.explorer.payload import payload
 from iclflow.losses import Population

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from iclflow.tasks.base import Normaliser
 from iclflow.tasks.commuting import Commuting
 from iclflow.tasks.inputs import Gaussian, Rademacher, Sphere, StudentT
-from iclflow.tasks.prompt import Normaliser
 from iclflow.tasks.prompts import PromptSet
 from iclflow.tasks.spectra import named_spectrum
 from iclflow.tasks.task import ContextLabels, Task

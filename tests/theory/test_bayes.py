@@ -7,8 +7,8 @@ import pytest
 import scipy.integrate
 import scipy.stats
 
+from iclflow.tasks.base import Prompt
 from iclflow.tasks.inputs import Rademacher
-from iclflow.tasks.prompt import Prompt
 from iclflow.tasks.task import ContextLabels, Task
 from iclflow.tasks.task_vectors import Mixture, Normal, Pool
 from iclflow.theory import (

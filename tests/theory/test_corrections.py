@@ -13,7 +13,7 @@ from scipy.integrate import solve_ivp
 
 from iclflow.losses import Sequences
 from iclflow.models import Blocks, Merged, Separate
-from iclflow.tasks.prompt import Normaliser
+from iclflow.tasks.base import Normaliser
 from iclflow.tasks.task import Task
 
 SPECTRUM = np.array([0.4, 0.3, 0.2, 0.1])

@@ -13,7 +13,7 @@ from iclflow.dynamics import Flow
 from iclflow.losses import Features, FullFeatures, Minibatch, Moments, ReducedFeatures, Sequences
 from iclflow.models import Blocks, Merged, Separate, Softmax
 from iclflow.runs.simulate import simulate
-from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.base import Prompt
 from iclflow.tasks.task import Task
 from iclflow.tasks.task_vectors import Normal, Pool
 from iclflow.theory import Quadratic, plateau_losses, predict, select

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from iclflow.models import AbstractModel
-from iclflow.tasks.base import AbstractTask
-from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.base import AbstractTask, Prompt
 from iclflow.tasks.sparse import Sparse
 from iclflow.tasks.task import ContextLabels, Task, require_task
 from iclflow.tasks.task_vectors import Mixture, Normal, Pool

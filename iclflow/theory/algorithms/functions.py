@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
+from iclflow.tasks.base import Prompt
 from iclflow.tasks.checks import require_kind, require_real, require_size, require_within
 from iclflow.tasks.functions import AbstractFunctions
-from iclflow.tasks.prompt import Prompt
 from iclflow.tasks.sparse import Sparse
 from iclflow.tasks.task import Task
 from iclflow.tasks.task_vectors import bound

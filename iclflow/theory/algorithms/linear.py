@@ -14,8 +14,7 @@ from jaxtyping import Array, ArrayLike, Float
 from iclflow.linalg import symmetric_power
 from iclflow.losses import Population
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
-from iclflow.tasks.base import AbstractTask
-from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.base import AbstractTask, Prompt
 from iclflow.tasks.task import Task
 from iclflow.theory.fixed_points.modes import Modes
 

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from iclflow.models import AbstractModel
-from iclflow.tasks.base import AbstractTask
-from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.base import AbstractTask, Prompt
 from iclflow.tasks.prompts import PromptSet
 
 CHUNK = 4096  # prompts at a time: bounded memory

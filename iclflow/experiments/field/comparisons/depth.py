@@ -14,7 +14,7 @@ from iclflow.losses.sequences import Sequences
 from iclflow.losses.stochastic import Fresh
 from iclflow.models import AbstractModel
 from iclflow.runs.simulate import simulate
-from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.base import Prompt
 from iclflow.tasks.task import Task
 
 

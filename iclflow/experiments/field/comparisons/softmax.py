@@ -17,7 +17,7 @@ from iclflow.losses.sequences import Sequences
 from iclflow.losses.stochastic import Fresh
 from iclflow.models import Merged, Softmax
 from iclflow.runs.simulate import simulate
-from iclflow.tasks.prompt import Prompt
+from iclflow.tasks.base import Prompt
 from iclflow.tasks.task import Task
 from iclflow.tasks.task_vectors import Normal
 from iclflow.theory.algorithms.regression import Ridge

@@ -6,7 +6,7 @@ import numpy as np
 from iclflow.experiments.field.comparisons.cells import Cells, Check, Found, Report
 from iclflow.experiments.field.comparisons.reading import PublishedTable
 from iclflow.models import Separate
-from iclflow.tasks.prompt import Normaliser
+from iclflow.tasks.base import Normaliser
 from iclflow.tasks.task import Task
 from iclflow.theory.predict import predict
 
