@@ -212,7 +212,7 @@ def diagnose_our_runs(args: argparse.Namespace) -> int:
 def weights_recorded(runs: Any) -> bool:
     """Whether a file of runs has the weights too: those of its model, or of any layer."""
     from iclflow.models import empty_model
-    from iclflow.runs.record.weights import LAYERS
+    from iclflow.runs.record import LAYERS
     from iclflow.study.origin import Origin
 
     init = Origin.of(runs).init

@@ -20,8 +20,7 @@ from iclflow.runs.fused.engine import VMAP, Fused, unfit, why_not
 from iclflow.runs.fused.values import CannotFuse
 from iclflow.runs.labels import INTERRUPTED, outcome
 from iclflow.runs.plan import Batch, pieces, reach
-from iclflow.runs.record import Recording, measure_after
-from iclflow.runs.record.quantities import MODELS
+from iclflow.runs.record import MODELS, Recording, measure_after
 from iclflow.runs.vmapped import one_clock, own_leaves, vmapped
 
 TOO_FEW = "too few runs and steps to be worth compiling a fused loop"

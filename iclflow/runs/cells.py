@@ -35,8 +35,7 @@ from iclflow.runs.arguments import (
 )
 from iclflow.runs.labels import INTERRUPTED, axis_labels
 from iclflow.runs.plan import Entry, program_of
-from iclflow.runs.record import Record, by_name
-from iclflow.runs.record.weights import in_axes
+from iclflow.runs.record import Record, by_name, in_axes
 from iclflow.runs.simulate import SAVES
 from iclflow.runs.summaries import Summary, summaries_of
 from iclflow.runs.testing import TEST_LOSS, Tests, with_tests

@@ -25,8 +25,7 @@ from iclflow.runs.labels import (
     coordinates_of,
     variables,
 )
-from iclflow.runs.record import by_name
-from iclflow.runs.record.weights import in_axes
+from iclflow.runs.record import by_name, in_axes
 from iclflow.runs.summaries import Finished, Summary, summarise
 
 FINAL = "final_"  # begins the names of what is recorded of the last weights only

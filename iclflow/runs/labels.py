@@ -13,8 +13,7 @@ import xarray as xr
 from iclflow.results.display import short
 from iclflow.results.provenance import stamp
 from iclflow.results.trajectory import RESULTS, Labelled, Trajectory
-from iclflow.runs.record import QUANTITIES
-from iclflow.runs.record.weights import AXES
+from iclflow.runs.record import AXES, QUANTITIES
 from iclflow.tasks.checks import require_kind
 
 OUTCOMES = ("finished", "diverged", "not_a_number", "step_limit", "interrupted")

@@ -23,8 +23,7 @@ from iclflow.models.base import require_model
 from iclflow.results.progress import Progress, progress_bar
 from iclflow.results.trajectory import RESULTS, Trajectory
 from iclflow.runs.arguments import require_dynamics, require_key
-from iclflow.runs.record import Record, Recording, measure_after, resolve
-from iclflow.runs.record.quantities import MODELS
+from iclflow.runs.record import MODELS, Record, Recording, measure_after, resolve
 from iclflow.runs.testing import Test, Tests, with_tests
 from iclflow.tasks.base import Values
 

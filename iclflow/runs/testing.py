@@ -17,8 +17,7 @@ from iclflow.models import AbstractLinearModel, AbstractModel
 from iclflow.models.layers import AbstractLayers
 from iclflow.results.trajectory import Labelled
 from iclflow.runs.labels import axis_labels
-from iclflow.runs.record import Record
-from iclflow.runs.record.quantities import by_name
+from iclflow.runs.record import Record, by_name
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.checks import require_size
 from iclflow.tasks.task import Task

@@ -22,8 +22,7 @@ from iclflow.diagnosis.identify import LEAST_SQUARES
 from iclflow.models import Separate
 from iclflow.results.netcdf import load
 from iclflow.results.netcdf import save as store
-from iclflow.runs.record import CURVATURE_TIMES, recorded_models
-from iclflow.runs.record.after import CURVATURE
+from iclflow.runs.record import CURVATURE, CURVATURE_TIMES, recorded_models
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
 from iclflow.tasks.task import Task

@@ -14,7 +14,7 @@ from iclflow.explorer.payload import payload
 from iclflow.losses import Population
 from iclflow.models import Merged, Separate
 from iclflow.runs.labels import to_dataset
-from iclflow.runs.record.fixed_points import FixedPointDistance
+from iclflow.runs.record import FixedPointDistance
 from iclflow.runs.simulate import simulate
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study

@@ -1,0 +1,497 @@
+"""The quantities that a run can record, by name, and the models back from recorded weights.
+
+Some are functions of one model and its loss, and are recorded inside the loop. The curvature and
+the drift of what is conserved are measured once at the end, at all save points together
+(`measure_after`): this is cheaper, and the same code measures them from saved weights after the
+fact. The distance to the nearest fixed point is made for a task.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jax.core import Tracer
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Shaped
+
+from iclflow.dynamics import AbstractDynamics
+from iclflow.dynamics.base import Recorder
+from iclflow.dynamics.gradient_noise import gradient_noise
+from iclflow.losses import (
+    AbstractLoss,
+    AbstractPromptLoss,
+    LargeContext,
+    Minibatch,
+    Population,
+)
+from iclflow.losses.changing import changes
+from iclflow.measures.curvature import hessian_vector_product, operator_trace, spectrum_ends
+from iclflow.measures.learning_coefficient import learning_coefficient
+from iclflow.models import (
+    MLP,
+    AbstractAttention,
+    AbstractInitialiser,
+    AbstractLinearModel,
+    AbstractModel,
+    ConvNet,
+    Merged,
+    Separate,
+    empty_model,
+)
+from iclflow.results.choices import require_choice
+from iclflow.tasks.task import Task
+
+TOP_EIGENVALUES = 3
+CURVATURE_TIMES = 16  # save points at which a run measures its Hessian
+LANCZOS_STEPS = 24
+CURVATURE = (
+    "sharpness", "top_eigenvalues", "rate_times_sharpness", "lowest_curvature", "hessian_trace",
+    "learning_coefficient",
+)  # fmt: skip
+CHAINS, DRAWS = 8, 250  # for the learning coefficient at one time of a run
+
+
+def measure_after(
+    names: Sequence[str],
+    models: AbstractModel,
+    loss: AbstractLoss,
+    rates: Float[Array, " T"] | None = None,
+    marks: Shaped[Array, " T"] | None = None,
+    *,
+    times: int | None = CURVATURE_TIMES,
+    products: int = LANCZOS_STEPS,
+) -> dict[str, Any]:
+    """Quantities by name of the models of one run, stacked along time, each [T, ...].
+
+    `rates` are the learning rates at these times, for `rate_times_sharpness`. `marks` are the steps
+    or times themselves, which a loss that changes needs.
+
+    The Hessian is measured at `times` of the save points, evenly spread among them (all, if
+    None); between them its quantities are NaN. One Lanczos process of so many Hessian-vector
+    `products` serves `sharpness`, `top_eigenvalues`, `rate_times_sharpness` and
+    `lowest_curvature`: exact for as many weights, and the ends of the spectrum converge first.
+    `hessian_trace` is exact up to 256 weights. `learning_coefficient` is sampled at the same times,
+    and comes with `learning_coefficient_error`.
+    """
+    found: dict[str, Any] = {}
+    if any(name in CURVATURE for name in names):
+        found = _curvature(names, models, loss, marks, times, products)
+        if rates is not None:
+            found["rate_times_sharpness"] = rates * found["sharpness"]
+    if "conserved_drift" in names:
+        from iclflow.theory.fixed_points.conserved import conservation_drift
+
+        drift = conservation_drift({"all": jax.vmap(conserved)(models)})
+        found["conserved_drift"] = drift["all"]
+    return {name: found[name] for name in names}
+
+
+def conserved(model: AbstractModel, loss: AbstractLoss | None = None) -> Float[Array, " c"]:
+    """All that gradient flow conserves (17)(79), in a row."""
+    from iclflow.theory.fixed_points.conserved import conserved_quantities
+
+    return jnp.concatenate([value.reshape(-1) for value in conserved_quantities(model).values()])
+
+
+def _curvature(
+    names: Sequence[str],
+    models: AbstractModel,
+    loss: AbstractLoss,
+    marks: Any,
+    times: int | None,
+    products: int,
+) -> dict[str, Any]:
+    """Quantities of the Hessian, and learning coefficients, at some times; NaN at the others."""
+    total = jax.tree.leaves(models)[0].shape[0]
+    count = total if times is None else min(times, total)
+    chosen = np.unique(np.linspace(0, total - 1, count).round().astype(int))
+
+    def measure(given: tuple[AbstractModel, Any]) -> dict[str, Any]:
+        model, mark = given
+        now = loss if mark is None else loss.at(mark)
+        weights, static = eqx.partition(model, eqx.is_inexact_array)
+        flat, unravel = ravel_pytree(weights)
+        product = hessian_vector_product(lambda w: now(eqx.combine(unravel(w), static)), flat)
+        count = min(TOP_EIGENVALUES, flat.size)
+        top, lowest = spectrum_ends(
+            product, flat.size, jax.random.key(0), count=count, steps=products
+        )
+        found: dict[str, Any] = {
+            "sharpness": top[0], "top_eigenvalues": top, "lowest_curvature": lowest
+        }  # fmt: skip
+        if "hessian_trace" in names:
+            found["hessian_trace"] = operator_trace(product, flat.size, jax.random.key(1))
+        if "learning_coefficient" in names:
+            name, sampled = (
+                "learning_coefficient",
+                learning_coefficient(now, model, chains=CHAINS, draws=DRAWS),
+            )
+            found[name] = {name: sampled.value, f"{name}_error": sampled.error}
+        return found
+
+    found = jax.lax.map(measure, jax.tree.map(lambda a: a[chosen], (models, marks)))
+    if len(chosen) == total:
+        return found
+
+    def spread(values: Array) -> Array:
+        return jnp.full((total, *values.shape[1:]), jnp.nan, values.dtype).at[chosen].set(values)
+
+    return jax.tree.map(spread, found)
+
+
+class FixedPointDistance(eqx.Module):
+    """model ↦ (E(ŷ - ŷ_S)²)^(1/2) for the nearest M(S): `nearest_fixed_point`, compiled in a run.
+
+    Of a model with trained zero blocks only the reduced weights count; the others, of the size
+    P^(-1/2), belong to no fixed point of the population.
+    """
+
+    modes: Any  # `theory.Modes`: theory is loaded when it is asked
+    groups: tuple[tuple[int, ...], ...] = eqx.field(static=True)  # modes of equal σ
+
+    @classmethod
+    def of(cls, source: Task | Population | Any) -> "FixedPointDistance":
+        """The distance to the fixed points of a task, its population or its `theory.Modes`.
+
+        The numbers of the source are concrete: groups of equal σ are part of the program.
+        """
+        from iclflow.theory import Modes
+
+        if isinstance(source, Task) and source.tasks.mixed():
+            raise ValueError(
+                "the fixed points are those of a task without w*, this one has a mixture with it; "
+                "leave fixed_point_distance out"
+            )
+        modes = Modes.of(source)
+        return cls(modes, modes.groups())
+
+    def __call__(self, model: AbstractModel) -> Float[Array, ""]:
+        if not isinstance(model, AbstractLinearModel):
+            raise ValueError(
+                f"the fixed points are those of linear models, not {type(model).__name__}"
+            )
+        modes, weights = self.modes, model.reduced_weights()[0, 0]
+        keys, queries, sigma = modes.key_vectors, modes.query_vectors, modes.singular
+        seen = (modes.second @ keys).T @ weights @ (modes.covariance @ queries)
+        for group in self.groups:
+            if len(group) > 1:  # equal σ leave a basis open: the one that fits the model best
+                index = jnp.asarray(group)
+                block = seen[index[:, None], index[None, :]]
+                rotation = jnp.linalg.eigh((block + block.T) / 2)[1][:, ::-1]
+                keys = keys.at[:, index].set(keys[:, index] @ rotation)
+                queries = queries.at[:, index].set(queries[:, index] @ rotation)
+                seen = seen.at[:, index].set(seen[:, index] @ rotation)
+                seen = seen.at[index, :].set(rotation.T @ seen[index, :])
+        benefit = sigma * (2 * jnp.diagonal(seen) - sigma)
+        counts = model.visits(modes.rank) or range(modes.rank + 1)
+        if tuple(counts) == (0, modes.rank):  # all modes or none
+            chosen = jnp.broadcast_to(jnp.sum(benefit) > 0, benefit.shape)
+        else:
+            rank = jnp.argsort(jnp.argsort(-benefit))
+            chosen = (benefit > 0) & (rank < counts[-1])
+        point = (keys * jnp.where(chosen, sigma, 0.0)[None, :]) @ queries.T
+        change = weights - point
+        squared = jnp.sum(change * (modes.second @ change @ modes.covariance))
+        return jnp.sqrt(jnp.maximum(squared, 0.0))
+
+
+class PlateauDistance(eqx.Module):
+    """model ↦ (E(ŷ - ŷ_m)²)^(1/2) for the nearest plateau of given prompts, their mean for E.
+
+    Prompts have no index sets of modes. The plateaus are those of heads that come one by one from
+    vanishing weights (Q4), the last of them least squares; a model is compared with those that it
+    visits. Of a model with trained zero blocks only the reduced weights count.
+
+    - `plateaus`: their effective weights, vec M.
+    - `operator`: 𝓗 on vec M.
+
+    >>> import jax, iclflow as icl
+    >>> from iclflow.runs.record import PlateauDistance
+    >>> loss = icl.Moments.sample(icl.Task([0.6, 0.3], context=31), 500, jax.random.key(0))
+    >>> start = icl.Separate.initialiser(loss, heads=3, scale=1e-3)(jax.random.key(0))
+    >>> bool(PlateauDistance.of(loss)(start) < 1e-8)  # the first plateau is M = 0
+    True
+    """
+
+    plateaus: Float[Array, "n E"]
+    operator: Float[Array, "E E"]
+
+    @classmethod
+    def of(cls, loss: AbstractLoss) -> "PlateauDistance":
+        """The distance to the plateaus of a loss of prompts with one output."""
+        from iclflow.theory.drops.quadratic import Quadratic
+        from iclflow.theory.drops.staircase import saddle_weights
+
+        quadratic = Quadratic.of(loss).dense()
+        found = saddle_weights(quadratic)
+        if len(found) <= quadratic.size:
+            found = np.concatenate([found, quadratic.least_squares[None]])
+        assert quadratic.operator is not None
+        return cls(jnp.asarray(found.reshape(len(found), -1)), jnp.asarray(quadratic.operator))
+
+    def __call__(self, model: AbstractModel) -> Float[Array, ""]:
+        if not isinstance(model, AbstractLinearModel):
+            raise ValueError(f"the plateaus are those of linear models, not {type(model).__name__}")
+        last = len(self.plateaus) - 1
+        visited = jnp.asarray(model.visits(last) or range(last + 1))
+        change = model.reduced_weights()[0, 0].reshape(1, -1) - self.plateaus[visited]
+        squares = jnp.sum(change * (change @ self.operator), axis=1)
+        return jnp.sqrt(jnp.maximum(jnp.min(squares), 0.0))
+
+
+# What a run may be asked to record: names, functions (model, loss) -> arrays, or a mapping of
+# names to either, or to a loss (a test loss, evaluated on the model).
+Record = Sequence[Any] | Mapping[str, Any]  # names, functions, and summaries of whole runs
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantity:
+    """A function of (model, loss) with the labels its values travel under.
+
+    Without a function it is measured after the run (`measure_after`), or made for the task.
+    """
+
+    function: Recorder | None
+    dims: tuple[str, ...] = ()
+    long_name: str = ""
+    units: str = "1"
+
+
+def attention_of(model: AbstractModel) -> AbstractAttention:
+    """The attention layer with a model's weights, or `ValueError` where there is none."""
+    found = model.as_attention()
+    if found is None:
+        raise ValueError(
+            f"{type(model).__name__} has no value weights and no effective weights to record: it "
+            f"is not a single attention layer; record weights, or a function of your own"
+        )
+    return found
+
+
+def _values(model: AbstractModel, loss: AbstractLoss | None = None) -> Float[Array, "..."]:
+    values = attention_of(model).values
+    return values[:, 0, 0] if values.shape[1] == 1 else values
+
+
+def _effective(model: AbstractModel, loss: AbstractLoss | None = None) -> Float[Array, "..."]:
+    weights = attention_of(model).reduced_weights()
+    return weights[0, 0] if weights.shape[0] == 1 else weights
+
+
+def _gradient_norm(model: AbstractModel, loss: AbstractLoss) -> Float[Array, ""]:
+    leaves = jax.tree.leaves(eqx.filter_grad(lambda m: loss(m))(model))
+    return jnp.sqrt(sum((jnp.sum(leaf**2) for leaf in leaves), jnp.zeros(())))
+
+
+def _gradient_noise(model: AbstractModel, loss: AbstractLoss) -> Float[Array, ""]:
+    return gradient_noise(loss, model).trace
+
+
+def _weights(model: AbstractModel, loss: AbstractLoss | None = None) -> dict[str, Array]:
+    return model.weights()
+
+
+def _rho(model: AbstractModel, loss: AbstractLoss) -> Float[Array, ""]:
+    if not isinstance(loss, LargeContext):
+        raise ValueError(
+            f"rho says how near a run is to the end of LargeContext, this one trains on "
+            f"{type(loss).__name__}; leave rho out"
+        )
+    return loss.rho(model)
+
+
+QUANTITIES: dict[str, Quantity] = {
+    "loss": Quantity(lambda m, loss: loss(m), (), "training loss $L$", "1"),
+    "values": Quantity(_values, ("head", "output", "label"), "value weights $v_i$"),
+    "effective": Quantity(
+        _effective,
+        ("output", "label", "row", "column"),
+        r"effective weights $\sum_i v_i U_i$ on $\beta x_q^\top$",
+    ),
+    "weights": Quantity(_weights, (), "all weights"),
+    "gradient_norm": Quantity(_gradient_norm, (), r"gradient norm $\|\partial L/\partial W\|$"),
+    "sharpness": Quantity(None, (), "largest Hessian eigenvalue of $L$"),
+    "top_eigenvalues": Quantity(None, ("eigenvalue",), "largest Hessian eigenvalues of $L$"),
+    "lowest_curvature": Quantity(
+        None, (), "lowest Hessian eigenvalue of $L$ (negative at a saddle)"
+    ),
+    "hessian_trace": Quantity(None, (), "trace of the Hessian of $L$"),
+    "learning_coefficient": Quantity(None, (), r"local learning coefficient $\hat\lambda$"),
+    "gradient_noise": Quantity(
+        _gradient_noise, (), "trace of the covariance of a minibatch's gradient"
+    ),
+    "rho": Quantity(_rho, (), r"$\rho$ (the formula of long contexts holds below 1)"),
+    "rate_times_sharpness": Quantity(
+        None, (), r"$\eta\,\times$ largest Hessian eigenvalue (stable below 2)"
+    ),
+    "conserved": Quantity(conserved, ("conservation",), "what gradient flow conserves (17)(79)"),
+    "conserved_drift": Quantity(
+        None, (), r"$\max|C(t)-C(0)|$ of what gradient flow conserves (17)(79)"
+    ),
+    "fixed_point_distance": Quantity(
+        None, (), r"distance $(E(\hat y-\hat y_S)^2)^{1/2}$ to the nearest fixed point"
+    ),
+}
+AFTER = (*CURVATURE, "conserved_drift")
+MODELS = "models"  # what a run keeps for `measure_after`; not among its results
+
+
+class Recording(NamedTuple):
+    """What a run records at its marks, and what is measured after it from the kept models."""
+
+    functions: dict[str, Recorder]
+    after: tuple[str, ...] = ()
+
+
+def resolve(
+    record: Record, *, loss: AbstractLoss | None = None, dynamics: AbstractDynamics | None = None
+) -> Recording:
+    """Names and functions as recorders; `ValueError` for what cannot be recorded.
+
+    `loss` is the one loss of all runs (None: they differ).
+    """
+    functions: dict[str, Recorder] = {}
+    after: list[str] = []
+    for name, item in by_name(record).items():
+        if not isinstance(item, str):
+            if isinstance(item, AbstractLoss) and changes(item):
+                raise ValueError(
+                    f"what is recorded as {name} stays the same during training, and "
+                    f"{type(item).__name__} changes; record its losses by name"
+                )
+            if not callable(item):
+                raise ValueError(
+                    f"record takes names, functions (model, loss) and losses, got {item!r} as "
+                    f"{name}"
+                )
+            functions[name] = OfModel(item) if isinstance(item, AbstractLoss) else item
+            continue
+        require_choice("quantity to record", item, QUANTITIES)
+        quantity = QUANTITIES[item]
+        if item in AFTER:
+            after.append(item)
+            functions[MODELS] = _itself
+        elif quantity.function is not None:
+            functions[name] = quantity.function
+        else:
+            functions[name] = OfModel(_fixed_point_distance(loss))
+    if "rate_times_sharpness" in after and not hasattr(dynamics, "rate"):
+        raise ValueError(
+            "rate_times_sharpness needs the rate of Descent, this run has none; record sharpness"
+        )
+    return Recording(functions, tuple(after))
+
+
+def by_name(record: Record) -> Mapping[str, Any]:
+    """What is to be recorded, by the names of the results."""
+    if isinstance(record, str):
+        raise ValueError(f"record must be a list of names, got the string {record!r}")
+    if not np.iterable(record):
+        raise ValueError(f"record must be a list of names, got {record!r}")
+    return record if isinstance(record, Mapping) else {_name(item): item for item in record}
+
+
+def _name(item: Any) -> str:
+    if isinstance(item, str):
+        return item
+    name = getattr(item, "__name__", "<lambda>")
+    if not callable(item) or not name.isidentifier():
+        raise ValueError(
+            f"record takes names and named functions (model, loss), got {item!r}; give a function "
+            f'without a name as {{"name": function}}'
+        )
+    return name
+
+
+def _itself(model: AbstractModel, loss: AbstractLoss) -> AbstractModel:
+    del loss
+    return model
+
+
+def _fixed_point_distance(loss: AbstractLoss | None) -> FixedPointDistance | PlateauDistance:
+    whole = loss.whole if isinstance(loss, Minibatch) else loss
+    traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(whole))
+    if isinstance(whole, AbstractPromptLoss) and not traced:
+        return PlateauDistance.of(whole)
+    if not isinstance(loss, Population) or traced:
+        raise ValueError(
+            "fixed_point_distance needs the population of a task, or one set of prompts for all "
+            "runs; train on Population(task), or "
+            'record {"fixed_point_distance": OfModel(FixedPointDistance.of(task))}'
+        )
+    return FixedPointDistance.of(loss)
+
+
+class OfModel(eqx.Module):
+    """A recorder that ignores the training loss (a test loss, say)."""
+
+    function: Callable[[AbstractModel], Any]
+
+    def __call__(self, model: AbstractModel, loss: AbstractLoss) -> Any:
+        del loss
+        return self.function(model)
+
+
+MISSING = (
+    "the run did not record its weights; record them, for example "
+    "iclflow simulate --record loss,weights --out run.nc"
+)
+
+
+LAYERS = (Merged, Separate, MLP, ConvNet)  # known by the names of their weights
+AXES = ("head", "pair", "output", "label", "row", "column")  # of all of these, in their order
+
+
+def recorded_models(run: xr.Dataset, init: AbstractInitialiser | None = None) -> AbstractModel:
+    """The models of one run that recorded `weights`, stacked along time.
+
+    `init` is what drew the first of them: it says which model it was. Without it, only single
+    layers are known, and softmax attention counts as the attention inside.
+    """
+    if init is None:
+        return _layers(run)
+    like = empty_model(init)
+    names = like.weights()
+    if any(name not in run for name in names):
+        raise ValueError(MISSING)
+    count, axes = run.sizes["time"], like.axes()
+    for name, like_it in names.items():
+        if run[name].size != count * like_it.size or run[name].dtype.kind not in "fiu":
+            raise ValueError(f"{name} is not what the run's settings say; the file is damaged")
+    found = {n: in_axes(run[n], axes.get(n, ())) for n in names}
+    arrays = {n: jnp.asarray(found[n]).reshape(count, *a.shape) for n, a in names.items()}
+    return jax.vmap(like.with_weights)(arrays)
+
+
+def in_axes(
+    recorded: xr.DataArray, axes: tuple[str, ...], lead: tuple[str, ...] = ("time",)
+) -> np.ndarray:
+    """Recorded weights [*lead, ...], whatever the order of the dimensions in the Dataset.
+
+    - `axes`: the names that the model gives. Axes without a name were numbered by the recorder.
+    - `lead`: the dimensions that come first.
+    """
+    numbered = [str(d) for d in recorded.dims if re.fullmatch(r".+_\d+", str(d))]
+    numbered = sorted(set(numbered) - {*lead, *axes}, key=lambda d: int(d.rpartition("_")[2]))
+    dims = dict.fromkeys((*lead, *axes, *numbered))
+    return recorded.transpose(*dims, ..., missing_dims="ignore").values
+
+
+def _layers(run: xr.Dataset) -> AbstractModel:
+    for kind in LAYERS:
+        fields = dataclasses.fields(kind)
+        needed = [field.name for field in fields if field.default is dataclasses.MISSING]
+        if all(name in run for name in needed):
+            arrays = {
+                f.name: jnp.asarray(in_axes(run[f.name], AXES)) for f in fields if f.name in run
+            }
+            # One output: value weights were recorded as a number a head.
+            wide = {n: a[:, :, None, None] if a.ndim == 2 else a for n, a in arrays.items()}
+            return jax.vmap(lambda one, kind=kind: kind(**one))(wide)
+    raise ValueError(MISSING)
