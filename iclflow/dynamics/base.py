@@ -12,6 +12,7 @@ from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
 from iclflow.results.display import Displayed
 from iclflow.results.trajectory import Trajectory
+from iclflow.tasks.checks import require_kind
 
 Recorder = Callable[[AbstractModel, AbstractLoss], PyTree[Array]]
 
@@ -105,3 +106,8 @@ def _marks(dynamics: AbstractDynamics, until: Any, saveat: Any, count: int) -> A
     if marks[-1] > end[0]:
         raise ValueError(f"saveat asks for {marks[-1]:g}, but the run ends at {end[0]:g}")
     return np.concatenate([marks, end])
+
+
+def require_dynamics(dynamics: Any) -> None:
+    """Refuse what cannot train."""
+    require_kind("dynamics", dynamics, AbstractDynamics, "a dynamics, such as icl.Descent(0.1)")

@@ -408,3 +408,9 @@ def require_scale(name: str, scale: Any) -> Float[Array, ""]:
     found = require_real(name, scale, ndim=0)
     require_within(name, found, lower=0.0)
     return found
+
+
+def require_initialiser(init: Any) -> None:
+    """Refuse what draws no models; a model is one start, and seeds need many."""
+    example = "an initialiser, such as icl.Merged.initialiser(task, heads=4, scale=0.1)"
+    require_kind("init", init, AbstractInitialiser, example)

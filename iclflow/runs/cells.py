@@ -21,26 +21,21 @@ import xarray as xr
 from jaxtyping import ArrayLike, PRNGKeyArray
 
 from iclflow.dynamics import AbstractDynamics, AbstractOptimiser
-from iclflow.dynamics.base import marks_until
+from iclflow.dynamics.base import marks_until, require_dynamics
 from iclflow.losses import AbstractLoss, Population
 from iclflow.losses.changing import jumps
 from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
+from iclflow.models.base import require_initialiser
 from iclflow.results.provenance import describe
-from iclflow.runs.arguments import (
-    require_dynamics,
-    require_initialiser,
-    require_key,
-    require_source,
-)
+from iclflow.runs.batch import Entry, program_of
 from iclflow.runs.labels import INTERRUPTED, axis_labels
-from iclflow.runs.plan import Entry, program_of
 from iclflow.runs.record import Record, by_name, in_axes
 from iclflow.runs.simulate import SAVES
 from iclflow.runs.summaries import Summary, summaries_of
 from iclflow.runs.testing import TEST_LOSS, Tests, with_tests
 from iclflow.tasks.base import AbstractTask, Values
-from iclflow.tasks.checks import require_kind, require_real, require_size, shown
+from iclflow.tasks.checks import require_key, require_kind, require_real, require_size, shown
 
 SEEDS = 2**32  # seeds are whole numbers below
 SEED_BYTES = 64  # that every run takes at least: its number, place, result and end
@@ -571,6 +566,18 @@ class Grid(AbstractCells):
         if isinstance(source, Mapping):
             source = {name: source[name] for name in values["source"]}
         return dataclasses.replace(self, source=source, values=values, axes=axes)
+
+
+def require_source(source: Any) -> None:
+    """Refuse what a sweep cannot train on: it is a task, a loss or a function, or some by name."""
+    for one in source.values() if isinstance(source, Mapping) else (source,):
+        if not isinstance(one, AbstractTask | AbstractLoss) and not callable(one):
+            raise ValueError(
+                f"source must be a task, a loss, a function key -> loss, or several of these by "
+                f"name, got {shown(one)}"
+            )
+    if isinstance(source, Mapping) and not source:
+        raise ValueError("source has no losses; give at least one by name")
 
 
 def _stated(axes: Any) -> dict[str, Any]:

@@ -9,11 +9,10 @@ import numpy as np
 from iclflow.losses.memory import RESERVE, device_bytes
 from iclflow.models import empty_model
 from iclflow.runs import cost
-from iclflow.runs.batch import blank_state, choose
+from iclflow.runs.batch import SMALL, batches, blank_state, choose
 from iclflow.runs.cells import AbstractCells, Vary
 from iclflow.runs.compute import measured_bytes
 from iclflow.runs.fused.engine import VMAP
-from iclflow.runs.plan import SMALL, batches
 from iclflow.runs.record import by_name, resolve
 from iclflow.runs.store import block_shape
 

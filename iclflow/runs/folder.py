@@ -16,9 +16,8 @@ from iclflow.results.files import write_text
 from iclflow.results.provenance import code_key, content_key
 from iclflow.results.reading import field, read_object, require_count
 from iclflow.results.tensors import load_tree, save_tree, write_tensors
-from iclflow.runs import plan as planning
-from iclflow.runs.batch import BatchProgress, Piece
-from iclflow.runs.plan import Batch
+from iclflow.runs import batch as batching
+from iclflow.runs.batch import Batch, BatchProgress, Piece
 
 PLAN = "plan.json"
 SNAPSHOTS = 32  # weights kept on disk over a run, at marks spread evenly
@@ -119,7 +118,7 @@ class RunFolder:
         - `progress`: how far it has come.
         - `now`: keep it in any case.
         """
-        if now or time.monotonic() - self.saved >= planning.SAVE_EVERY:
+        if now or time.monotonic() - self.saved >= batching.SAVE_EVERY:
             save_tree(self._file(number), progress.tree())
             self.saved = time.monotonic()
 

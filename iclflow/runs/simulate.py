@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jaxtyping import ArrayLike, PRNGKeyArray
 
 from iclflow.dynamics import AbstractDynamics, Descent
-from iclflow.dynamics.base import marks_until
+from iclflow.dynamics.base import marks_until, require_dynamics
 from iclflow.losses import AbstractLoss
 from iclflow.losses.base import require_loss
 from iclflow.losses.changing import jumps, piece_at
@@ -22,10 +22,10 @@ from iclflow.models import AbstractModel
 from iclflow.models.base import require_model
 from iclflow.results.progress import Progress, progress_bar
 from iclflow.results.trajectory import RESULTS, Trajectory
-from iclflow.runs.arguments import require_dynamics, require_key
 from iclflow.runs.record import MODELS, Record, Recording, measure_after, resolve
 from iclflow.runs.testing import Test, Tests, with_tests
 from iclflow.tasks.base import Values
+from iclflow.tasks.checks import require_key
 
 SAVES = 200  # save points, unless they are chosen
 

@@ -29,8 +29,7 @@ from iclflow.results.netcdf import with_present_names
 from iclflow.results.provenance import code_key, describe, stamp
 from iclflow.results.reading import parse_json
 from iclflow.runs.cells import AbstractCells, Axis
-from iclflow.runs.compute import ENGINES, Answer
-from iclflow.runs.dataset import CLOCKS, clocked, label_of
+from iclflow.runs.compute import CLOCKS, ENGINES, Answer, clocked, label_of
 from iclflow.runs.labels import COUNTED, OUTCOMES
 
 CONTENT, CHECKSUM, ENGINE, FAILURE = "content", "checksum", "engine", "failure"

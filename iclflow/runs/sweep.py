@@ -21,7 +21,6 @@ from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractInitialiser
 from iclflow.results.progress import Progress, progress_bar
 from iclflow.results.provenance import code_key
-from iclflow.runs.arguments import require_path
 from iclflow.runs.batch import AbstractObserver, Piece
 from iclflow.runs.cells import AbstractCells, Grid, Vary
 from iclflow.runs.cluster import on_cluster
@@ -29,13 +28,14 @@ from iclflow.runs.compute import (
     ENGINES,
     Answer,
     Block,
+    Trained,
+    assemble,
     compute,
     measured_bytes,
     planned,
     recordings,
     train,
 )
-from iclflow.runs.dataset import Trained, assemble
 from iclflow.runs.estimate import SweepEstimate, estimate
 from iclflow.runs.folder import RunFolder
 from iclflow.runs.fused.engine import CUDA, VMAP, available
@@ -43,6 +43,7 @@ from iclflow.runs.record import Record
 from iclflow.runs.store import Region, Store, as_runs, extent, is_store
 from iclflow.runs.testing import Test, Tests
 from iclflow.tasks.base import AbstractTask, Values
+from iclflow.tasks.checks import require_path
 
 One = AbstractLoss | AbstractTask | Callable[[PRNGKeyArray], AbstractLoss]
 Source = One | Mapping[Any, One]

@@ -468,7 +468,7 @@ LONG += ["loss", "--json"]
 def stopped_by(number, folder):
     """The output of a long run that is sent a signal when it has kept some of its progress."""
     often = (
-        "import sys, iclflow.runs.plan as s; s.SAVE_EVERY = 0; from iclflow.cli import program; "
+        "import sys, iclflow.runs.batch as s; s.SAVE_EVERY = 0; from iclflow.cli import program; "
     )
     program = [sys.executable, "-c", often + "program()", *LONG, "--out", "run.nc"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}

@@ -18,7 +18,7 @@ from iclflow.plots.losses import loss_figure
 from iclflow.plots.sweeps import sweep_figure
 from iclflow.plots.weights import weights_film
 from iclflow.results.netcdf import load
-from iclflow.runs.dataset import final_models
+from iclflow.runs.compute import final_models
 from iclflow.runs.labels import from_dataset
 from iclflow.runs.record import recorded_models
 from iclflow.study.settings import Settings

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from iclflow.dynamics import Adam, Descent
 from iclflow.results.trajectory import log_steps
-from iclflow.runs import plan
+from iclflow.runs import batch
 from iclflow.runs.folder import Snapshots
 from iclflow.runs.record import OfModel
 from iclflow.runs.sweep import sweep
@@ -62,5 +62,5 @@ if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_numpy_rank_promotion", "raise")
     jax.config.update("jax_disable_most_optimizations", True)
-    plan.SAVE_EVERY = 0.0
+    batch.SAVE_EVERY = 0.0
     run(Path(sys.argv[1]), progress=lambda done, total: print(int(done), flush=True))

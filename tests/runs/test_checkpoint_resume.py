@@ -17,7 +17,7 @@ import xarray as xr
 
 from iclflow.checkpoints import find_series, measure_series
 from iclflow.results.tensors import load_tree, open_tensors, save_tree, write_tensors
-from iclflow.runs.dataset import final_models
+from iclflow.runs.compute import final_models
 from iclflow.runs.folder import PLAN, own_folder
 from iclflow.runs.labels import OUTCOMES
 from iclflow.transformers import effective_ranks, spectrum
@@ -138,14 +138,14 @@ def test_a_type_without_a_name_is_refused(tmp_path):
 def whole(tmp_path_factory):
     """The run that nothing interrupts, in as many pieces as those that are stopped."""
     folder = tmp_path_factory.mktemp("whole")
-    with mock.patch("iclflow.runs.plan.SAVE_EVERY", 0.0):
+    with mock.patch("iclflow.runs.batch.SAVE_EVERY", 0.0):
         return run(folder), folder
 
 
 @pytest.fixture
 def saving(monkeypatch):
     """Every piece goes to disk."""
-    monkeypatch.setattr("iclflow.runs.plan.SAVE_EVERY", 0.0)
+    monkeypatch.setattr("iclflow.runs.batch.SAVE_EVERY", 0.0)
 
 
 def contents(folder):
@@ -209,7 +209,7 @@ def test_in_several_batches_it_goes_on_as_planned(tmp_path, whole, monkeypatch):
     """Also if more memory is free then; the runs are those of one batch."""
     three = run(seeds=3)
     with monkeypatch.context() as patch:
-        patch.setattr("iclflow.runs.plan.device_bytes", lambda: 1)
+        patch.setattr("iclflow.runs.batch.device_bytes", lambda: 1)
 
         def interrupt(done, total):
             assert total == 3 * STEPS

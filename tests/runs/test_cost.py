@@ -10,7 +10,7 @@ import pytest
 import iclflow as icl
 from iclflow import cli
 from iclflow.dynamics import Adam
-from iclflow.runs import batch, cost, plan
+from iclflow.runs import batch, cost
 from iclflow.runs.estimate import estimate
 from iclflow.runs.fused import engine
 from iclflow.runs.fused.engine import CPP, VMAP
@@ -47,11 +47,11 @@ def test_operations_grow_with_the_model_and_the_optimiser():
 
 @pytest.mark.parametrize(
     ("seconds", "stored", "count"),
-    [(0.02, True, 1), (0.02, False, 1), (2.0, True, plan.PIECES), (20.0, False, plan.PIECES),
-     (20.0, True, plan.MANY_PIECES), (100.0, False, plan.MANY_PIECES)],
+    [(0.02, True, 1), (0.02, False, 1), (2.0, True, batch.PIECES), (20.0, False, batch.PIECES),
+     (20.0, True, batch.MANY_PIECES), (100.0, False, batch.MANY_PIECES)],
 )  # fmt: skip
 def test_a_run_shorter_than_the_saving_interval_is_not_cut_for_its_store(seconds, stored, count):
-    assert plan.pieces(seconds, stored) == count
+    assert batch.pieces(seconds, stored) == count
 
 
 def test_a_short_run_with_a_store_is_one_piece(tmp_path, monkeypatch):

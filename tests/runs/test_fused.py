@@ -54,10 +54,10 @@ def test_the_loop_of_the_cpu(monkeypatch):
     assert (ended[0] == 0).all()
     assert (ended[1] != 0).any()
     assert np.isfinite(fused["loss"].values[0]).all()
-    monkeypatch.setattr("iclflow.runs.plan.BRIEF", 0.0)
+    monkeypatch.setattr("iclflow.runs.batch.BRIEF", 0.0)
     pieces = icl.sweep(POPULATION, SEPARATE, DESCENT, seeds=9, axes=axes, **options)
     np.testing.assert_array_equal(fused["loss"], pieces["loss"])
-    monkeypatch.setattr("iclflow.runs.plan.LONG", 0.0)  # most of them record nothing
+    monkeypatch.setattr("iclflow.runs.batch.LONG", 0.0)  # most of them record nothing
     pieces = icl.sweep(POPULATION, SEPARATE, DESCENT, seeds=9, axes=axes, **options)
     np.testing.assert_array_equal(fused["loss"], pieces["loss"])
     np.testing.assert_array_equal(fused["stopped"], pieces["stopped"])
@@ -229,8 +229,8 @@ def test_a_healthy_run_beside_a_failing_one_keeps_every_bit(monkeypatch):
     mixed = icl.sweep(POPULATION, SEPARATE, DESCENT, axes={"rate": [0.1, 40.0]}, **options)
     alone = icl.sweep(POPULATION, SEPARATE, DESCENT, axes={"rate": [0.1, 0.05]}, **options)
     assert (mixed["result"].values[1] != 0).any()
-    monkeypatch.setattr("iclflow.runs.plan.BRIEF", 0.0)
-    monkeypatch.setattr("iclflow.runs.plan.LONG", 0.0)
+    monkeypatch.setattr("iclflow.runs.batch.BRIEF", 0.0)
+    monkeypatch.setattr("iclflow.runs.batch.LONG", 0.0)
     pieces = icl.sweep(POPULATION, SEPARATE, DESCENT, axes={"rate": [0.1, 40.0]}, **options)
     for other in (alone, pieces):
         for name in ("loss", "weights_keys") if "weights_keys" in mixed else ("loss",):

@@ -186,8 +186,8 @@ def test_pieces_change_no_bit():
 @pytest.mark.long
 @pytest.mark.usefixtures("always")
 def test_an_interrupted_sweep_of_flows_goes_on_to_the_same_bits(monkeypatch, tmp_path):
-    monkeypatch.setattr("iclflow.runs.plan.BRIEF", 0.0)
-    monkeypatch.setattr("iclflow.runs.plan.SAVE_EVERY", 0.0)
+    monkeypatch.setattr("iclflow.runs.batch.BRIEF", 0.0)
+    monkeypatch.setattr("iclflow.runs.batch.SAVE_EVERY", 0.0)
     options = {"saveat": MARKS, "seeds": 3, "record": ["loss"], "final": ["weights"]}
     whole = icl.sweep(TASK, SEPARATE, icl.Flow(1e-7), **options)
 

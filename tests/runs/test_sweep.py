@@ -14,8 +14,8 @@ from iclflow.models import Separate, SoftmaxInitialiser, draw_models, empty_mode
 from iclflow.results.netcdf import check_free, load, save
 from iclflow.results.tensors import open_tensors
 from iclflow.runs import compute, device, vmapped
+from iclflow.runs.compute import final_models
 from iclflow.runs.cost import COPIES
-from iclflow.runs.dataset import final_models
 from iclflow.runs.folder import Snapshots
 from iclflow.runs.labels import OUTCOMES, from_dataset, to_dataset
 from iclflow.runs.simulate import simulate
@@ -149,7 +149,7 @@ def test_several_sources_are_an_axis():
 def test_batches_are_made_to_fit(memory, monkeypatch):
     """However many, the runs are the same runs, and progress counts them all."""
     whole = sweep(LOSS, INIT, DESCENT, until=UNTIL, seeds=5, axes={"rate": [0.1, 0.3]})
-    monkeypatch.setattr("iclflow.runs.plan.device_bytes", lambda: memory)
+    monkeypatch.setattr("iclflow.runs.batch.device_bytes", lambda: memory)
     seen = []
     runs = sweep(
         LOSS, INIT, DESCENT, until=UNTIL, seeds=5, axes={"rate": [0.1, 0.3]},
@@ -192,7 +192,7 @@ def test_failure_of_one_run_is_its_result():
 
 
 def test_interruption_keeps_what_was_computed(monkeypatch):
-    monkeypatch.setattr("iclflow.runs.plan.BRIEF", 0.0)  # also a short run is cut into pieces
+    monkeypatch.setattr("iclflow.runs.batch.BRIEF", 0.0)  # also a short run is cut into pieces
 
     def stop(done, total):
         if done > 10:
@@ -209,7 +209,7 @@ def test_interruption_keeps_what_was_computed(monkeypatch):
 
 
 def test_progress_reaches_the_end(monkeypatch):
-    monkeypatch.setattr("iclflow.runs.plan.BRIEF", 0.0)
+    monkeypatch.setattr("iclflow.runs.batch.BRIEF", 0.0)
     seen = []
     report = lambda done, total: seen.append((done, total))  # noqa: E731
     sweep(LOSS, INIT, DESCENT, until=UNTIL, progress=report)
@@ -275,8 +275,8 @@ def test_arrays_have_the_axes_of_the_model_or_numbers():
 )
 def test_a_store_goes_on_in_every_bit(dynamics, tmp_path, monkeypatch):
     """Interrupted after every few pieces, the run is the run that was not."""
-    monkeypatch.setattr("iclflow.runs.plan.SAVE_EVERY", 0.0)
-    monkeypatch.setattr("iclflow.runs.plan.MANY_PIECES", 8)
+    monkeypatch.setattr("iclflow.runs.batch.SAVE_EVERY", 0.0)
+    monkeypatch.setattr("iclflow.runs.batch.MANY_PIECES", 8)
     options = {"until": UNTIL, "saveat": [0, 5, 6, 50], "seeds": 2, "record": ["loss", "weights"]}
     whole = sweep(LOSS, INIT, dynamics, store=tmp_path / "whole", **options)
     for _ in range(20):
@@ -313,14 +313,14 @@ def test_what_is_recorded_counts_in_the_size_of_a_batch(monkeypatch, record):
     weights = sum(leaf.size for leaf in jax.tree.leaves(empty_model(INIT)))
     each = 8 * (COPIES * weights + 30 * (1 + weights * ("weights" in record))) + LOSS.scratch()
     found, batch = [], compute.run_batch
-    monkeypatch.setattr("iclflow.runs.plan.device_bytes", lambda: 2.5 * each / RESERVE)
+    monkeypatch.setattr("iclflow.runs.batch.device_bytes", lambda: 2.5 * each / RESERVE)
     monkeypatch.setattr(compute, "run_batch", lambda b, *a: found.append(b.count) or batch(b, *a))
     sweep(LOSS, INIT, DESCENT, saveat=np.arange(30), seeds=4, record=record)
     assert found == [2, 2]
 
 
 def test_a_store_knows_a_function_by_its_code(tmp_path, monkeypatch):
-    monkeypatch.setattr("iclflow.runs.plan.SAVE_EVERY", 0.0)  # a run of many pieces is kept
+    monkeypatch.setattr("iclflow.runs.batch.SAVE_EVERY", 0.0)  # a run of many pieces is kept
 
     def power(n):
         return {"loss": "loss", "power": lambda model, loss: jnp.sum(model.keys**n)}
@@ -341,7 +341,7 @@ def test_a_run_that_is_over_before_it_would_be_saved_leaves_nothing_behind(tmp_p
 
 
 def test_an_interrupt_before_the_second_batch_keeps_the_first(monkeypatch):
-    monkeypatch.setattr("iclflow.runs.plan.device_bytes", lambda: 1)
+    monkeypatch.setattr("iclflow.runs.batch.device_bytes", lambda: 1)
     batch = compute.run_batch
 
     def stopped(b, number, *rest):
@@ -404,7 +404,7 @@ def test_truncated_files_are_one_line(tmp_path, keep):
 @pytest.mark.long
 def test_a_flow_that_used_up_its_steps_records_no_more(monkeypatch):
     """In several pieces as in one: what comes after the limit is NaN, and the result says so."""
-    monkeypatch.setattr("iclflow.runs.plan.BRIEF", 0.0)
+    monkeypatch.setattr("iclflow.runs.batch.BRIEF", 0.0)
     runs = sweep(LOSS, INIT, Flow(1e-12, max_steps=30), until=200.0, seeds=2)
     assert np.all(runs["result"] == OUTCOMES.index("step_limit"))
     known = np.isfinite(runs["loss"].values)

@@ -12,7 +12,7 @@ import iclflow as icl
 from iclflow import cli
 from iclflow.dynamics import Descent
 from iclflow.models import draw_models
-from iclflow.runs.dataset import final_models
+from iclflow.runs.compute import final_models
 from iclflow.study.settings import Settings
 from iclflow.sweeps.examples import atlas, heads, laws
 from iclflow.sweeps.examples.base import NAMES, Example, ExampleAnswer

@@ -22,7 +22,7 @@ from iclflow.experiments.runs import Variable, checkpointed, labelled, trained
 from iclflow.measures import find_stages
 from iclflow.results.progress import Progress
 from iclflow.results.trajectory import log_steps
-from iclflow.runs.dataset import final_models
+from iclflow.runs.compute import final_models
 from iclflow.runs.folder import own_folder
 from iclflow.transformers import (
     CIRCUITS,
