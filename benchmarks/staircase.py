@@ -29,8 +29,8 @@ from iclflow.tasks.base import Prompt
 from iclflow.tasks.task import Task
 from iclflow.tasks.task_vectors import Normal
 from iclflow.theory import Quadratic, staircase
-from iclflow.theory.drops.frame import separate_weights
 from iclflow.theory.drops.head_flow import HeadFlow
+from iclflow.theory.drops.quadratic import separate_weights
 
 Case = tuple[Quadratic, Separate, Task]
 

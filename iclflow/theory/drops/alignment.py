@@ -6,7 +6,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from iclflow.models import Separate
 from iclflow.theory.drops.dormant import DormantHeads
-from iclflow.theory.drops.frame import separate_weights
+from iclflow.theory.drops.quadratic import separate_weights
 
 
 def aligned_weights(

@@ -6,7 +6,8 @@ times scale exactly as 1/ε, the limit is given here on the clock t/τ of the we
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -16,8 +17,66 @@ from iclflow.models import AbstractModel
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.base import Curve, Times
 from iclflow.theory.drops.dormant import DormantHeads
-from iclflow.theory.drops.frame import TIED, Frame, separate_weights
+from iclflow.theory.drops.quadratic import separate_weights
 from iclflow.theory.fixed_points.modes import Modes
+
+TIED = 1e-9  # relative difference below which two modes count as equal
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """The modes of a commuting task, largest drop first, in a basis that may be turned.
+
+    Equal modes (a degenerate eigenvalue) have no preferred basis: the head that learns one of them
+    chooses the direction, and the basis is turned so that the direction is a basis vector.
+    """
+
+    basis: Float[np.ndarray, "D r"]  # columns e_d
+    g: Float[np.ndarray, " r"]
+    m: Float[np.ndarray, " r"]  # g/(λ b), the weight of a learned mode
+    groups: tuple[tuple[int, ...], ...]  # modes equal in both g and σ
+
+    @classmethod
+    def of(cls, modes: Modes) -> Self:
+        """The frame of a commuting task (else `ValueError`)."""
+        g, drops = np.asarray(modes.g, float), np.asarray(modes.drops, float)
+        groups: list[list[int]] = []
+        for d in range(len(g)):
+            same = [
+                group
+                for group in groups
+                if abs(g[group[0]] - g[d]) <= TIED * g[d]
+                and abs(drops[group[0]] - drops[d]) <= TIED * drops[d]
+            ]
+            if same:
+                same[0].append(d)
+            else:
+                groups.append([d])
+        m = g / np.asarray(modes.eigenvalue * modes.b, float)
+        return cls(np.asarray(modes.right, float), g, m, tuple(tuple(group) for group in groups))
+
+    def turned(
+        self, weights: Float[np.ndarray, "R r"], open_modes: Sequence[int], count: int
+    ) -> Self:
+        """The frame with equal modes turned to the directions in which a head grows.
+
+        - `weights`: p = k + q of the head's R pairs along the modes.
+        - `open_modes`: those that are not learned.
+        - `count`: how many the head learns, in order of gain. Pairs may be rotated among each
+          other, so the first one carries the first mode, the second one what is left of the next
+          one, and so on. Among equal modes they carry the singular vectors.
+        """
+        rest, taken, basis, open_set = weights, 0, self.basis.copy(), set(open_modes)
+        for group in sorted(self.groups, key=lambda group: -self.g[group[0]]):
+            members = [d for d in group if d in open_set]
+            take = min(len(members), count - taken, rest.shape[0])
+            if take <= 0:
+                continue
+            left, _, right = np.linalg.svd(rest[:, members])
+            if len(members) > 1:
+                basis[:, members] = basis[:, members] @ right.T
+            taken, rest = taken + take, left[:, take:].T @ rest
+        return dataclasses.replace(self, basis=basis)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +151,7 @@ def vanishing_limit(source: Task | Population | Modes, model: AbstractModel) -> 
             # Among equal modes the head's own direction is learned: turn the basis to it.
             weights = (dormant.sums if signs[winner] > 0 else dormant.differences)[winner]
             along = weights @ left.T @ frame.basis
-            frame = frame.turned(frame.slots(along, range(learned, modes.rank), count)[2])
+            frame = frame.turned(along, range(learned, modes.rank), count)
         else:
             _require_apart(drops, learned + count)
             gaps.append(np.zeros(0))

@@ -7,7 +7,7 @@ predicts ⟨M, φ⟩, so that for one output every mean squared error is
 
 where E is the mean over whatever the loss averages: P prompts, a pool of tasks, a population. In a
 sample 𝓗 is any symmetric positive operator on matrices, and G shares eigenvectors with nothing. For
-the population 𝓗[M] = B M Λ.
+the population 𝓗[M] = B M Λ. `separate_weights` takes v, k and q out of a model.
 """
 
 import abc
@@ -31,6 +31,7 @@ from iclflow.losses import (
     ReducedFeatures,
     Sequences,
 )
+from iclflow.models import AbstractModel, ConvNet, Separate
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.task import Task
 from iclflow.theory.fixed_points.modes import Modes
@@ -282,3 +283,28 @@ def _rows(loss: Features | Sequences) -> Iterator[tuple[np.ndarray, np.ndarray, 
             rows, columns = packed_pairs(query.shape[1] + 1)
             statistic = statistic[:, (rows < query.shape[1]) & (columns == query.shape[1])]
         yield statistic, query, target[:, 0]
+
+
+Weights = tuple[
+    Float[np.ndarray, " H"], Float[np.ndarray, "H R D"], Float[np.ndarray, "H R D"]
+]  # v, k, q
+
+
+def separate_weights(model: AbstractModel) -> Weights:
+    """v, k and q of a model with separate key and query, one output, zero blocks frozen."""
+    if isinstance(model, ConvNet):
+        model = model.as_attention()
+    if not isinstance(model, Separate):
+        raise ValueError(
+            f"the staircase is that of separate key and query, got {type(model).__name__}; "
+            f"use Separate, or merged_course for Merged"
+        )
+    if model.value_inputs is not None:
+        raise ValueError("the staircase is that of frozen zero blocks; use model.reduce()")
+    if model.values.shape[1] != 1:
+        raise ValueError(f"the staircase is that of one output, got {model.values.shape[1]}")
+    arrays = (model.values[:, 0, 0], model.keys, model.queries)
+    v, k, q = (np.asarray(a, np.float64) for a in arrays)
+    if not all(np.isfinite(a).all() for a in (v, k, q)):
+        raise ValueError("the initial weights hold numbers that are not finite")
+    return v, k, q

@@ -20,8 +20,7 @@ from jaxtyping import Array, Float, Int
 from iclflow.losses import AbstractLoss, Population
 from iclflow.models import Layers, Merged, Separate
 from iclflow.tasks.base import AbstractTask
-from iclflow.theory.drops.frame import Weights, separate_weights
-from iclflow.theory.drops.quadratic import AbstractMatrixLoss, rank
+from iclflow.theory.drops.quadratic import AbstractMatrixLoss, Weights, rank, separate_weights
 
 PORTION = 64  # matrices whose losses are computed together
 

@@ -21,14 +21,15 @@ from jaxtyping import Bool, Float, Int
 from iclflow.models import AbstractModel, Layers
 from iclflow.theory.drops.base import Curve, Times
 from iclflow.theory.drops.dormant import DormantHeads
-from iclflow.theory.drops.frame import Weights, separate_weights
 from iclflow.theory.drops.head_flow import HeadFlow, States
 from iclflow.theory.drops.quadratic import (
     LEARNED,
     AbstractMatrixLoss,
     Quadratic,
     Source,
+    Weights,
     rank,
+    separate_weights,
 )
 from iclflow.theory.drops.stack import Stack
 
