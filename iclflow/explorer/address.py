@@ -16,7 +16,9 @@ from iclflow.study.study import Study
 
 MODELS = ("separate", "merged", "linear-transformer", "softmax-separate", "softmax-merged")
 MIXED = ("separate", "merged")  # those that have a fixed task
+DEEP = "layers-separate"  # two layers of it, under the name of one
 COMPONENTS = 8
+DEEP_COMPONENTS = 4  # of two layers
 
 # Name -> least and largest value on the page.
 BOUNDS = {name: about.page for name, (_, about) in FIELDS.items() if about.page is not None}
@@ -28,6 +30,8 @@ def address(given: Mapping[str, Any]) -> str:
     """The part after # of a page with these settings; refuses what the page does not support."""
     settings = require_page(Settings(**from_names(given, "the settings")))
     fields = {name: getattr(settings, name) for name in (*BOUNDS, "model", "rotate")}
+    if settings.model == DEEP:
+        fields |= {"model": "separate", "layers": settings.layers or 2}
     fields["spectrum"] = tuple(settings.task().spectrum.tolist())
     if settings.time is not None:
         fields["steps"] = Study.of(settings).until
@@ -37,7 +41,9 @@ def address(given: Mapping[str, Any]) -> str:
 
 def require_page(settings: Settings) -> Settings:
     """The settings, refused unless the page can train them."""
-    if settings.model not in MODELS:
+    if settings.model == DEEP:
+        _require_two_layers(settings)
+    elif settings.model not in MODELS:
         raise ValueError(f"the page has no model {settings.model!r}; it has {', '.join(MODELS)}")
     known = {*BOUNDS, *_OF_FILES, "model", "rotate", "blocks", "dim", "trace", "time"}
     for name in vars(settings):
@@ -56,9 +62,10 @@ def require_page(settings: Settings) -> Settings:
             "the page has the eigenvalues largest first, and in another order a seed is another "
             "start; give them in that order"
         )
-    size = settings.task().size
-    if size > COMPONENTS:
-        raise ValueError(f"the page has up to {COMPONENTS} components, got {size}; {INSTEAD}")
+    size, most = settings.task().size, DEEP_COMPONENTS if settings.model == DEEP else COMPONENTS
+    if size > most:
+        layers = " with two layers" if settings.model == DEEP else ""
+        raise ValueError(f"the page has up to {most} components{layers}, got {size}; {INSTEAD}")
     for name, (low, high) in BOUNDS.items():
         found = settings.task().spectrum.tolist() if name == "spectrum" else getattr(settings, name)
         for value in found if isinstance(found, list | tuple) else [found]:
@@ -67,6 +74,15 @@ def require_page(settings: Settings) -> Settings:
                     f"{name} of the page is {low:g} to {high:g}, got {value:g}; {INSTEAD}"
                 )
     return settings
+
+
+def _require_two_layers(settings: Settings) -> None:
+    """Two layers are trained with heads of rank one, in the population."""
+    if settings.rank > 1 or settings.sequences is not None or settings.fixed_fraction > 0:
+        raise ValueError(
+            f"two layers of the page have heads of rank one and infinitely many prompts; leave "
+            f"rank, sequences and fixed_fraction out; {INSTEAD}"
+        )
 
 
 def _require_mixture(settings: Settings) -> None:
@@ -89,17 +105,19 @@ def _text(value: Any) -> str:
 def options() -> str:
     """The page's module with models, defaults, bounds and whole numbers of `simulate`.
 
-    The page has a number where `simulate` leaves one out: 0 sequences for the population, the rate
-    and the steps 0 where the page chooses them, and a variance of 1 for every component.
+    The page has a number where `simulate` leaves one out: one layer, 0 sequences for the
+    population, the rate and the steps 0 where the page chooses them, and a variance of 1 for every
+    component.
     """
     spectrum = Settings.spectrum
     defaults = {name: getattr(Settings, name) for name in ("model", *BOUNDS, "rotate")}
     defaults = {name: 0 if value is None else value for name, value in defaults.items()}
-    defaults["task_covariance"] = [1] * len(spectrum)
+    defaults |= {"task_covariance": [1] * len(spectrum), "layers": 1}
     whole = [name for name in BOUNDS if int in kinds_of(FIELDS[name][0])]
     parts = {
         "MODELS": ("The models of the page.", list(MODELS)),
         "COMPONENTS": ("Components at most.", COMPONENTS),
+        "DEEP_COMPONENTS": ("The same of two layers.", DEEP_COMPONENTS),
         "DEFAULTS": ("What `iclflow simulate` takes where nothing is said.", defaults),
         "BOUNDS": ("Least and largest value. @type {Record<string, [number, number]>}", BOUNDS),
         "WHOLE": ("Those that are whole numbers.", whole),

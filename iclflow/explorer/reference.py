@@ -15,7 +15,7 @@ import iclflow
 from iclflow.diagnosis.identify import identify
 from iclflow.dynamics import stable_rate
 from iclflow.losses import Moments
-from iclflow.models import AbstractLinearModel, AbstractModel, Merged
+from iclflow.models import AbstractLinearModel, AbstractModel, Layers, Merged
 from iclflow.results.files import write_text
 from iclflow.runs.record import recorded_models
 from iclflow.study.settings import Settings
@@ -78,6 +78,10 @@ RUNS: dict[str, dict[str, Any]] = {
         "model": "linear-transformer", "spectrum": (1.0, 0.5, 0.3), "context": 20, "scale": 0.01,
         "rate": 0.05, "steps": 2_000,
     },
+    "two layers": {
+        "layers": 2, "spectrum": (0.6, 0.3), "heads": 3, "scale": 0.07, "seed": 1, "rate": 0.5,
+        "noise": 0.2, "steps": 4_000,
+    },
     "softmax": {
         "model": "softmax-separate", "spectrum": (0.6, 0.3), "context": 7, "heads": 3, "rank": 2,
         "scale": 0.5, "sequences": 40, "blocks": "frozen", "rate": 1.0, "steps": 120,
@@ -118,6 +122,11 @@ def _theory(study: Study, model: AbstractModel, runs: Any) -> dict[str, Any]:
         start = np.full(task.size, study.settings.scale**2)
         times = np.sort(DecoupledFlow(modes).drop_times(start))
         return {"levels": (2 * plateau_losses(modes)).tolist(), "times": {"transformer": times}}
+    if isinstance(model, Layers):
+        found = predict(task, model, probes=0)
+        rate = float(stable_rate(study.loss, model))
+        times = {"layers": found.times.tolist()}
+        return {"levels": found.levels, "rate": rate, "times": times, "heads": found.heads}
     if not isinstance(model, AbstractLinearModel):
         return {}
     modes = Modes.of(task)

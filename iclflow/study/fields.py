@@ -280,7 +280,7 @@ class Fields:
     layers: int | None = option(
         None, MODEL, "number of layers of linear attention or of a transformer (2 of the models "
         "layers-… and transformer)",
-        metavar="L", least=1, needs=("model", *DEEP.values(), "transformer"),
+        metavar="L", least=1, needs=("model", *DEEP.values(), "transformer"), page=(1, 2),
     )  # fmt: skip
     tied: bool = option(
         False, MODEL, "all layers share their weights", needs=("model", *DEEP.values())

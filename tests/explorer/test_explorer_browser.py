@@ -134,7 +134,7 @@ def test_all_references_hold_in_the_browser_as_modules_from_a_server(page):
 def test_every_preset(page, file):
     visit(page, file)
     names = page.evaluate("[...document.querySelectorAll('.pills button')].map(b => b.textContent)")
-    assert len(names) == 15
+    assert len(names) == 16
     for number, name in enumerate(names):
         button = f"document.querySelectorAll('.pills button')[{number}]"
         page.evaluate(f"{button}.click()")
@@ -147,6 +147,21 @@ def test_every_preset(page, file):
             "explorer.trainer.front.losses.at(-1) < explorer.trainer.front.losses[0]"
         ), name
         assert "NaN" not in page.evaluate("document.querySelector('main').innerHTML"), name
+
+
+def test_two_layers_have_levels_of_their_own_start(page, file):
+    visit(page, file, "layers=2&spectrum=0.6,0.3&heads=3&scale=0.05&rate=0.1&seeds=2")
+    for run in page.evaluate(
+        "[...explorer.trainer.runs.values()].map(({levels, seen, drops}) =>"
+        " ({levels, seen, times: drops.map(({time}) => time)}))"
+    ):
+        assert len(run["levels"]) == 5  # each component is learned once in each layer
+        np.testing.assert_allclose(run["seen"], run["times"], rtol=0.1)
+    assert "2 + 2 heads" in page.evaluate("document.getElementById('loss').textContent")
+    assert page.evaluate("document.querySelector('[data-view=strip]').hidden")
+    give(page, "field-model", "merged")  # has one layer on the page
+    assert setting(page, "layers") == 1
+    settle(page)
 
 
 def test_every_control(page, file):
@@ -320,8 +335,12 @@ def test_recorded_runs_are_shown(page, tmp_path):
         "scale=0.3&sequences=50&data_seed=9&steps=300&rate=0.3&heads=2&context=9",
         "model=merged&fixed_fraction=0.3&eigen_seed=5&scale=0.1&steps=300&heads=3&noise=0.2"
         "&spectrum=0.5,0.3&task_covariance=1,2&rotate=true",
+        pytest.param(
+            "layers=2&spectrum=0.6,0.3&heads=2&scale=0.3&steps=400&noise=0.3&rotate=true",
+            marks=pytest.mark.long,
+        ),
     ],
-    ids=["population", "prompts", "fixed task"],
+    ids=["population", "prompts", "fixed task", "two layers"],
 )
 def test_copied_settings_and_program_repeat_the_runs(page, file, fragment, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

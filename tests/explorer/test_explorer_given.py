@@ -131,7 +131,24 @@ def test_a_chosen_file_is_solved_and_trained_and_nothing_leaves_the_page(tmp_pat
         )
         np.testing.assert_allclose(front[0], front[1], rtol=0.1)
         assert "150 prompts of 9 pairs" in page.evaluate(said)
-        assert page.errors == []
-        assert all(url.startswith(("file:", "blob:")) for url in page.requests)
         page.evaluate("explorer.change({noise: 0.5})")  # a task again
         assert page.evaluate("explorer.settings().given") == 0
+
+        def drag(kind: str, name: str) -> bool:
+            files = {"items": [], "files": [str(tmp_path / name)], "dragOperationsMask": 1}
+            page.ask("Input.dispatchDragEvent", type=kind, x=300, y=500, data=files)
+            return page.evaluate("document.getElementById('own').classList.contains('over')")
+
+        (tmp_path / "table.csv").write_text(as_table(x[:40], y[:40]))
+        drag("dragEnter", "table.csv")
+        assert drag("dragOver", "table.csv")  # anywhere on the page, and the place for files shows it
+        assert not drag("drop", "table.csv")
+        page.until(f"{said}.includes('40 prompts of 9 pairs')", said=said)
+        page.until(f"{own} && explorer.trainer.front.setup === explorer.trainer.setup", said=said)
+        assert page.evaluate("location.protocol") == "file:"  # it was not opened instead
+        drag("dragEnter", "bad.csv")
+        drag("drop", "bad.csv")
+        page.until(f"{said}.includes('bad.csv cannot be used')", said=said)
+        assert page.evaluate("explorer.settings().given") == 1  # what was there stays
+        assert page.errors == []
+        assert all(url.startswith(("file:", "blob:")) for url in page.requests)

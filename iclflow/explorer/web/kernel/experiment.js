@@ -11,6 +11,7 @@ import { softmaxAttention } from "./softmax.js";
 import { basisOf, initialWeights } from "./start.js";
 import { modesOf } from "./task.js";
 import { coupled, linearTransformer, transformerModes } from "./transformer.js";
+import { pairLoss } from "./two_layers.js";
 
 /** @typedef {import("./task.js").Modes} Modes */
 /** @typedef {import("./models.js").Shape} Shape */
@@ -26,6 +27,11 @@ export function stage(settings) {
       modes: transformerModes(modes, context),
       shape: { kind: "transformer", heads: 1, rank: 1, size: modes.size, full: false },
     };
+  if (settings.layers > 1) {
+    // Where a run rests depends on its start: the theory of the run has the levels.
+    const pair = { kind: /** @type {const} */ ("separate"), heads: 2 * heads, rank, size: modes.size, full: false };
+    return { modes: { ...modes, levels: [modes.power], coupled: true }, shape: { ...pair, layers: 2 } };
+  }
   const kind = model.endsWith("merged") ? "merged" : "separate";
   /** @type {Shape} */ const shape = { kind, heads, rank, size: modes.size, full: fixed > 0 };
   if (!shape.full) return { modes, shape };
@@ -54,20 +60,34 @@ export function problems(settings) {
   if (settings.model.startsWith("softmax"))
     return (seed) => softmaxAttention(settings, shape, basis, sequences, dataSeed, initialWeights(settings, seed));
   const own = settings.given ? given() : null;
-  const loss = own
-    ? own.loss
-    : sequences
-      ? sampledLoss(settings, modes.size, sequences, dataSeed, basis)
-      : populationLoss(modes);
+  const loss = shape.layers
+    ? twoLayers(settings, modes)
+    : own
+      ? own.loss
+      : sequences
+        ? sampledLoss(settings, modes.size, sequences, dataSeed, basis)
+        : populationLoss(modes);
   return (seed, fast = true) => linearAttention(shape, loss, initialWeights(settings, seed), fast);
 }
+
+/** The loss of two layers, where there are two. @type {(settings: Settings) => import("./models.js").Loss | null} */
+export const lossOfLayers = (settings) => (settings.layers > 1 ? twoLayers(settings, stage(settings).modes) : null);
+
+/** The population loss of two layers. @type {(settings: Settings, modes: Modes) => import("./models.js").Loss} */
+const twoLayers = (settings, modes) => ({
+  ...populationLoss(modes),
+  curvature: null,
+  pair: pairLoss(settings, modes.size),
+});
 
 /** The rate where none is given: the library's rule, in the population. @type {(settings: Settings) => number} */
 export function defaultRate(settings) {
   const { modes, shape } = stage(settings);
   if (shape.full) return stableRateOfAll(shape, mixtureMoments(settings));
   if (shape.kind !== "transformer") {
-    const rate = stableRate(modes, shape, (settings.given && given()?.loss) || populationLoss(modes));
+    const own = settings.given ? given() : null,
+      loss = shape.layers ? twoLayers(settings, modes) : (own?.loss ?? populationLoss(modes));
+    const rate = stableRate(modes, shape, loss);
     return settings.model.startsWith("softmax") ? Number((2 * rate).toPrecision(3)) : rate;
   }
   // The Hessian of one mode at p q = a∞ is 2 v s² (p² + q²)/a∞ · ½; the largest of them limits the rate.

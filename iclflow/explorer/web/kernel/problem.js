@@ -1,7 +1,7 @@
 // A problem is a loss together with weights that descend on it; `Descent` knows nothing else of a model.
 
 import { compiledLoop } from "./compiled.js";
-import { effective, flow, lossOf, residual } from "./models.js";
+import { effective, flow, lossOf, matrixSize, residual } from "./models.js";
 
 /** @typedef {import("./models.js").Shape} Shape */
 /** @typedef {import("./models.js").Loss} Loss */
@@ -14,8 +14,8 @@ import { effective, flow, lossOf, residual } from "./models.js";
 export function linearAttention(shape, loss, start, fast = true) {
   const compiled = fast ? compiledLoop(shape, loss, start) : null;
   const weights = compiled?.weights ?? Float64Array.from(start);
-  const M = compiled?.M ?? new Float64Array(shape.size ** 2);
-  const A = compiled?.A ?? new Float64Array(shape.size ** 2);
+  const M = compiled?.M ?? new Float64Array(matrixSize(shape));
+  const A = compiled?.A ?? new Float64Array(matrixSize(shape));
   const slope = new Float64Array(weights.length);
   return {
     weights,

@@ -1,7 +1,8 @@
 // The default rate, by the library's rule: a quarter of the stability limit 2/sharpness where training ends.
 
 import { allBlocks, featureResidual } from "./blocks.js";
-import { effective, flow, residual, weightCount } from "./models.js";
+import { effective, flow, matrixSize, residual, weightCount } from "./models.js";
+import { joinedLayers } from "./start.js";
 
 /** @typedef {import("./task.js").Modes} Modes */
 /** @typedef {import("./models.js").Shape} Shape */
@@ -12,9 +13,13 @@ const ITERATIONS = 40; // of Lanczos' method
 
 /** M = Σ strength · left rightᵀ, largest first. @typedef {{strength: number, left: Float64Array, right: Float64Array}[]} Factors */
 
-/** Weights with the effective matrix M, balanced: merged all in one head, separate R factors a head. @type {(shape: Shape, factors: Factors) => Float64Array} */
+/** Weights with the effective matrix M, in every layer, balanced: merged all in one head, separate R factors a head. @type {(shape: Shape, factors: Factors) => Float64Array} */
 function atMinimum(shape, factors) {
-  const { kind, heads, rank, size } = shape;
+  const { kind, heads, rank, size, layers } = shape;
+  if (layers) {
+    const one = { ...shape, heads: heads / layers, layers: undefined };
+    return joinedLayers(one, Array(layers).fill(atMinimum(one, factors)));
+  }
   const w = new Float64Array(weightCount(shape));
   if (kind === "merged") {
     const norm = Math.hypot(...factors.map(({ strength }) => strength));
@@ -95,7 +100,7 @@ function bestMatrix({ size, cross, starts, columns, values }) {
 }
 
 /** The largest eigenvalue of the Hessian of L at w, by Lanczos' method on differences of the flow. @type {(w: Float64Array, flow: (at: Float64Array, out: Float64Array) => void) => number} */
-function sharpness(w, flow) {
+export function sharpness(w, flow) {
   const n = w.length;
   const slope = (/** @type {Float64Array} */ at) => {
     const out = new Float64Array(n);
@@ -133,8 +138,8 @@ const rateAt = (sharpness) => Number(((2 * FRACTION) / sharpness).toPrecision(3)
 
 /** @type {(modes: Modes, shape: Shape, loss: Loss) => number} */
 export function stableRate(modes, shape, loss) {
-  const M = new Float64Array(shape.size ** 2),
-    A = new Float64Array(shape.size ** 2);
+  const M = new Float64Array(matrixSize(shape)),
+    A = new Float64Array(matrixSize(shape));
   return rateAt(
     sharpness(atMinimum(shape, diagonal(modes.m)), (at, out) => {
       effective(shape, at, M);

@@ -2,11 +2,11 @@
 
 import { given } from "./given.js";
 import { weightCount } from "./models.js";
-import { keyOf, normal, rotation, split } from "./random.js";
+import { foldIn, keyOf, normal, rotation, split } from "./random.js";
 import { padded } from "./task.js";
 
 /** @typedef {import("./models.js").Shape} Shape */
-/** Which model starts from which random numbers. @typedef {{model: string, spectrum: number[], heads: number, rank: number, scale: number, rotate: boolean, eigen_seed: number, fixed_fraction: number, given: number}} Start */
+/** Which model starts from which random numbers. @typedef {{model: string, layers: number, spectrum: number[], heads: number, rank: number, scale: number, rotate: boolean, eigen_seed: number, fixed_fraction: number, given: number}} Start */
 
 /** The eigenvectors of Λ as columns, row by row; null for the coordinate axes. @type {(start: Start) => Float64Array | null} */
 export const basisOf = ({ given: own, rotate, eigen_seed, spectrum }) =>
@@ -15,18 +15,29 @@ export const basisOf = ({ given: own, rotate, eigen_seed, spectrum }) =>
 /**
  * v ~ N(0, w²/H), entries of k, q ~ N(0, w²/(H R D)) (36), of U ~ N(0, w²/(H D²)) (34), in the eigenbasis.
  * The linear transformer starts from p = q = w in every mode; blocks that are trained with a fixed task start from 0.
+ * A second layer is drawn like the first, from a key of its own.
  * @type {(start: Start, seed: number) => Float64Array}
  */
 export function initialWeights(start, seed) {
-  const { model, heads, rank, scale, spectrum } = start,
+  const { model, layers, heads, rank, spectrum } = start,
     size = spectrum.length;
   if (model === "linear-transformer") {
     const w = new Float64Array(2 * padded(size));
-    for (let d = 0; d < size; d++) w[d] = w[padded(size) + d] = scale;
+    for (let d = 0; d < size; d++) w[d] = w[padded(size) + d] = start.scale;
     return w;
   }
+  const first = layerWeights(start, keyOf(seed));
+  if (layers === 1) return first;
+  /** @type {Shape} */ const one = { kind: "separate", heads, rank, size: padded(size), full: false };
+  return joinedLayers(one, [first, layerWeights(start, foldIn(keyOf(seed), 1))]);
+}
+
+/** @type {(start: Start, key: import("./random.js").Key) => Float64Array} */
+function layerWeights(start, key) {
+  const { model, heads, rank, scale, spectrum } = start,
+    size = spectrum.length;
   const merged = model.endsWith("merged");
-  const keys = split(keyOf(seed), merged ? 2 : 3);
+  const keys = split(key, merged ? 2 : 3);
   const values = normal(keys[0], heads).map((x) => (x * scale) / Math.sqrt(heads));
   const [rows, std] = merged
     ? [heads * size, scale / (size * Math.sqrt(heads))]
@@ -34,6 +45,19 @@ export function initialWeights(start, seed) {
   const parts = keys.slice(1).map((key) => normal(key, rows * size).map((x) => x * std));
   const full = start.fixed_fraction > 0;
   return packed({ kind: merged ? "merged" : "separate", heads, rank, size, full }, [values, ...parts], basisOf(start));
+}
+
+/** The weights of layers in one array: all v, all k, all q; `one` is the shape of a layer, padded. @type {(one: Shape, layers: Float64Array[]) => Float64Array} */
+export function joinedLayers({ heads, rank, size }, layers) {
+  const count = layers.length,
+    rows = heads * rank * size,
+    w = new Float64Array(count * (heads + 2 * rows));
+  layers.forEach((layer, l) => {
+    w.set(layer.subarray(0, heads), l * heads);
+    for (const n of [0, 1])
+      w.set(layer.subarray(heads + n * rows, heads + (n + 1) * rows), count * (heads + n * rows) + l * rows);
+  });
+  return w;
 }
 
 /**

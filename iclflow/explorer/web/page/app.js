@@ -107,6 +107,7 @@ function frame() {
   requestAnimationFrame(frame);
   trainer.frame();
   const { front, setup } = trainer;
+  if (trainer.planning) byId("status").textContent = "Computing when the drops of two layers come …";
   story.frame(Boolean(front?.done && front.setup === setup));
   timeline.frame(front);
   if (rest) drawRest();

@@ -3,7 +3,7 @@
 import { byId, field, html, number } from "../views/svg.js";
 import { SpectrumView } from "../views/spectrum.js";
 import { PRESETS } from "./presets.js";
-import { COMPONENTS, MODELS } from "./options.js";
+import { COMPONENTS, DEEP_COMPONENTS, MODELS } from "./options.js";
 import { BOUNDS, DEFAULTS, format, valid } from "./settings.js";
 
 /** @typedef {import("./settings.js").Settings} Settings */
@@ -20,7 +20,8 @@ const FIELDS = [
     options: MODELS.map((name) => [name, name.replace("-", " ")]),
     wide: true,
   },
-  { name: "heads", label: "Heads H", kind: "number" },
+  { name: "layers", label: "Layers", kind: "select", options: ["1", "2"].map((n) => [n, n]) },
+  { name: "heads", label: "Heads H of a layer", kind: "number" },
   { name: "rank", label: "Rank R", kind: "number" },
   { name: "context", label: "Examples in a prompt N", kind: "number" },
   { name: "noise", label: "Label noise", kind: "number", step: 0.05 },
@@ -71,7 +72,7 @@ export class Controls {
     byId("more").addEventListener("click", () => {
       const { spectrum } = this.settings,
         next = Math.max(BOUNDS.spectrum[0], Number((0.7 * spectrum[spectrum.length - 1]).toFixed(3)));
-      if (spectrum.length < COMPONENTS) change({ spectrum: [...spectrum, next] });
+      if (spectrum.length < (this.settings.layers > 1 ? DEEP_COMPONENTS : COMPONENTS)) change({ spectrum: [...spectrum, next] });
     });
   }
 
@@ -130,12 +131,15 @@ export class Controls {
       input.value = text;
     }
     const transformer = settings.model === "linear-transformer";
-    field("field-rank").disabled = !settings.model.endsWith("separate");
+    const deep = settings.layers > 1;
+    field("field-layers").disabled = settings.model !== "separate" || settings.given > 0;
     for (const name of ["heads", "noise", "sequences", "seeds", "cloud"]) field(`field-${name}`).disabled = transformer;
+    field("field-rank").disabled = deep || !settings.model.endsWith("separate");
+    for (const name of ["sequences", "cloud"]) if (deep) field(`field-${name}`).disabled = true; // in the population
     const mixed = settings.fixed_fraction > 0;
     if (mixed) field("field-sequences").disabled = true; // in the population
     if (mixed && settings.model === "separate") field("field-cloud").disabled = true;
-    field("field-fixed_fraction").disabled = !["separate", "merged"].includes(settings.model);
+    field("field-fixed_fraction").disabled = deep || !["separate", "merged"].includes(settings.model);
     this.#showRuns(settings);
     const bare = (/** @type {Settings} */ s) => format({ ...s, seed: 0, seeds: 1, front: 0 }, 0);
     const chosen =
@@ -165,9 +169,11 @@ export class Controls {
 }
 
 /** One sentence on what is special about some settings. @type {(settings: Settings) => string} */
-function remark({ model, heads, rank, spectrum, scale, sequences, fixed_fraction: fixed, given }) {
+function remark({ model, layers, heads, rank, spectrum, scale, sequences, fixed_fraction: fixed, given }) {
   if (given)
     return "Your own prompts: the bars are the variances of their inputs, and the theory is of these very prompts.";
+  if (layers > 1)
+    return "Two layers: each head takes one component in its layer, so there are up to twice as many drops. In which layer, the start decides.";
   if (fixed === 1) return "Every prompt has the same task: it is learned in weight, and the context is not needed.";
   if (fixed > 0) return "Some prompts share one task: it is learned in weight, and the others in context, later.";
   if (model.startsWith("softmax"))

@@ -25,7 +25,7 @@ export function toToml(settings, rate, steps) {
 
 /** A program with the library's verbs. @type {(settings: Settings, rate: number, steps: number) => string} */
 export function toPython(settings, rate, steps) {
-  const { model, spectrum, task_covariance: tasks, context, noise, heads, rank, scale, seeds, seed, front } = settings;
+  const { model, layers, spectrum, task_covariance: tasks, context, noise, heads, rank, scale, seeds, seed, front } = settings;
   const white = tasks.every((s) => s === 1),
     vector = model === "linear-transformer";
   const mixed = settings.fixed_fraction > 0,
@@ -45,10 +45,13 @@ export function toPython(settings, rate, steps) {
   const loss = !settings.sequences
     ? `icl.${mixed ? "population_moments" : "Population"}(task)`
     : `icl.${isSoftmax(settings) ? "Sequences" : "Moments"}.sample(task, ${settings.sequences}, key=jax.random.key(${settings.data_seed})${isSoftmax(settings) ? "" : ", features=icl.ReducedFeatures()"})`;
-  const sizes = model.endsWith("separate") ? `, heads=${heads}, rank=${rank}` : vector ? "" : `, heads=${heads}`;
+  const depth = layers > 1 ? `, layers=${layers}` : "",
+    sizes = model.endsWith("separate") ? `${depth}, heads=${heads}, rank=${rank}` : vector ? "" : `, heads=${heads}`;
   const name = vector
     ? "Merged.linear_transformer"
-    : `${isSoftmax(settings) ? "Softmax" : model === "merged" ? "Merged" : "Separate"}.initialiser`;
+    : depth
+      ? "Layers.initialiser"
+      : `${isSoftmax(settings) ? "Softmax" : model === "merged" ? "Merged" : "Separate"}.initialiser`;
   const predicted = !vector && !mixed && !isSoftmax(settings);
   const blocks = mixed ? ", blocks=icl.Blocks.FULL" : "";
   const fixed = `fixed = jax.random.normal(jax.random.split(jax.random.key(${settings.eigen_seed}), 3)[2], (${spectrum.length},))

@@ -2,7 +2,7 @@
 
 import { lossesOf } from "../kernel/blocks.js";
 import { Descent, logSteps } from "../kernel/descent.js";
-import { defaultRate, problems, stage } from "../kernel/experiment.js";
+import { defaultRate, lossOfLayers, problems, stage } from "../kernel/experiment.js";
 import { given } from "../kernel/given.js";
 import { mixtureMoments } from "../kernel/mixture.js";
 import { weightCount } from "../kernel/models.js";
@@ -48,7 +48,8 @@ const SOFTMAX_STEPS = 4000;
 export function plan(settings) {
   const { modes, shape } = stage(settings),
     own = settings.given ? given() : null;
-  const theory = predict(modes, shape, initialWeights(settings, settings.seed + settings.front), true);
+  const start = initialWeights(settings, settings.seed + settings.front);
+  const theory = predict(modes, shape, start, true, lossOfLayers(settings));
   const rate = settings.rate || defaultRate(settings);
   let { steps } = settings;
   if (!steps && isSoftmax(settings)) steps = SOFTMAX_STEPS;
@@ -71,6 +72,9 @@ export function plan(settings) {
     ...(own && { given: { count: own.count, best: own.best } }),
   };
 }
+
+/** Whether already the plan takes longer than a frame. @type {(settings: Settings) => boolean} */
+export const plansLong = ({ layers }) => layers > 1;
 
 /** How far a run goes on, in times of the last predicted drop. @type {(settings: Settings, shape: import("../kernel/models.js").Shape) => number} */
 function beyond(settings, { kind, full }) {
@@ -108,12 +112,12 @@ export function joined(a, b) {
 /** What the theory says of one start. @type {(settings: Settings, index: number, quick?: boolean) => Stairs} */
 export function theoryOf(settings, index, quick = false) {
   const { modes, shape } = stage(settings);
-  return predict(modes, shape, initialWeights(settings, settings.seed + index), quick);
+  return predict(modes, shape, initialWeights(settings, settings.seed + index), quick, lossOfLayers(settings));
 }
 
 /** About how many nanoseconds a run takes. @type {(setup: Setup) => number} */
 export function cost({ settings, modes, shape, steps }) {
-  if (settings.sequences) return Infinity;
+  if (settings.sequences || settings.layers > 1) return Infinity;
   if (settings.given) return steps * (100 + 2 * shape.heads * shape.rank * shape.size ** 2 + shape.size ** 4);
   if (shape.kind === "separate" && !shape.full) return steps * (30 + 0.55 * shape.heads * shape.rank * shape.size ** 2); // compiled
   if (modes.moments) return steps * (2 * modes.moments.values.length + 20 * shape.heads * shape.rank * shape.size ** 3);

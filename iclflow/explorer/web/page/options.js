@@ -6,6 +6,9 @@ export const MODELS = ["separate", "merged", "linear-transformer", "softmax-sepa
 /** Components at most. */
 export const COMPONENTS = 8;
 
+/** The same of two layers. */
+export const DEEP_COMPONENTS = 4;
+
 /** What `iclflow simulate` takes where nothing is said. */
 export const DEFAULTS = {
   model: "separate",
@@ -14,6 +17,7 @@ export const DEFAULTS = {
   noise: 0,
   task_covariance: [1, 1, 1, 1],
   fixed_fraction: 0,
+  layers: 1,
   heads: 5,
   rank: 1,
   scale: 0.01,
@@ -34,6 +38,7 @@ export const BOUNDS = {
   noise: [0, 3],
   task_covariance: [0.1, 8],
   fixed_fraction: [0, 1],
+  layers: [1, 2],
   heads: [1, 16],
   rank: [1, 8],
   scale: [1e-6, 3],
@@ -47,4 +52,4 @@ export const BOUNDS = {
 };
 
 /** Those that are whole numbers. */
-export const WHOLE = ["context", "heads", "rank", "sequences", "steps", "seeds", "seed", "data_seed", "eigen_seed"];
+export const WHOLE = ["context", "layers", "heads", "rank", "sequences", "steps", "seeds", "seed", "data_seed", "eigen_seed"];

@@ -1,11 +1,12 @@
 // The settings of the page: the names, defaults and meanings of `iclflow simulate`, within the page's bounds.
 
 import { given as prompts } from "../kernel/given.js";
-import { BOUNDS as RANGES, COMPONENTS, DEFAULTS as USUAL, MODELS, WHOLE } from "./options.js";
+import { BOUNDS as RANGES, COMPONENTS, DEEP_COMPONENTS, DEFAULTS as USUAL, MODELS, WHOLE } from "./options.js";
 
 /**
  * @typedef {object} Settings
  * @property {string} model one of `MODELS`
+ * @property {number} layers 1, or 2 layers of separate key and query with heads of rank one, in the population
  * @property {number[]} spectrum eigenvalues λ, largest first
  * @property {number[]} task_covariance variances of the task vectors along the eigenvectors
  * @property {number} context N
@@ -41,7 +42,8 @@ const SOFTMAX_SEQUENCES = [300, 3000]; // softmax trains on prompts: when none a
 export const isSoftmax = ({ model }) => model.startsWith("softmax");
 
 /** About how many nanoseconds a step of one run takes. @type {(settings: Settings) => number} */
-function stepCost({ model, spectrum: { length: D }, heads, rank, context, sequences, fixed_fraction, given }) {
+function stepCost({ model, layers, spectrum: { length: D }, heads, rank, context, sequences, fixed_fraction, given }) {
+  if (layers > 1) return 4000 + 250 * D ** 3;
   if (model.startsWith("softmax")) return sequences * (context + 1) * heads * 2 * D;
   const features = sequences || fixed_fraction || given ? (D * (D + 1) ** 2) ** 2 : 0;
   return 100 + 2 * heads * rank * D ** 2 + features;
@@ -71,6 +73,12 @@ export function valid(given) {
   result.task_covariance = result.spectrum.map(
     (/** @type {number} */ _, /** @type {number} */ d) => result.task_covariance[d] ?? 1,
   );
+  if (result.model !== "separate" || result.given) result.layers = 1;
+  if (result.layers > 1) {
+    Object.assign(result, { rank: 1, sequences: 0, fixed_fraction: 0, cloud: 0 });
+    result.spectrum = result.spectrum.slice(0, DEEP_COMPONENTS);
+    result.task_covariance = result.task_covariance.slice(0, DEEP_COMPONENTS);
+  }
   result.rank = Math.min(result.rank, result.spectrum.length);
   result.rotate = Boolean(result.rotate);
   result.front = Math.min(result.front, result.seeds - 1);

@@ -1,7 +1,7 @@
 // Runs: the one in front at once where it is quick, the others in workers; says when there is something new to show.
 
 import { given } from "../kernel/given.js";
-import { cost, joined, plan, runsOf, testsOf } from "./jobs.js";
+import { cost, joined, plan, plansLong, runsOf, testsOf } from "./jobs.js";
 import { seenDrops } from "../theory/seen.js";
 
 /** @typedef {import("./settings.js").Settings} Settings */
@@ -19,6 +19,7 @@ import { seenDrops } from "../theory/seen.js";
  * @property {number} ms how long it took
  * @property {number[]} seen when the loss was halfway down each drop
  * @property {import("../theory/dormant.js").Drop[]} drops the predicted ones
+ * @property {number[]=} levels its plateaus, where they depend on the start
  * @property {Test[]} tests losses that training does not know of
  */
 /** @typedef {{name: string, colour: string, losses: Float64Array}} Test */
@@ -41,6 +42,7 @@ export class Trainer {
     /** @type {number[][]} */ this.cloud = [];
     /** @type {Worker[]} */ this.workers = [];
     this.behind = false; // whether the workers behind may be at work
+    this.planning = false; // whether a worker makes the plan, which takes it seconds
   }
 
   /** Train with these settings in the next frame. @param {Settings} settings */
@@ -56,11 +58,13 @@ export class Trainer {
     this.id++;
     this.begun = performance.now();
     this.#dismiss();
-    const setup = plan(settings);
-    this.setup = setup;
-    this.cloud = [];
-    for (const index of [...this.runs.keys()]) if (index >= settings.seeds) this.runs.delete(index);
     clearTimeout(this.timer);
+    if (plansLong(settings)) {
+      this.waiting = this.planning = true;
+      this.asked = settings;
+      return this.#post(0, settings, [settings.front], []);
+    }
+    const setup = this.#begin(plan(settings));
     if (cost(setup) < QUICK) {
       const descent = runsOf(settings, setup.rate, setup.steps)(settings.front);
       descent.advance(Infinity);
@@ -69,15 +73,24 @@ export class Trainer {
       this.#extend({ index: settings.front, ...descent.since(0), done: true, diverged: diverged ? step : 0, step, ms });
     } else {
       this.waiting = true;
-      this.#post(0, [settings.front], []);
+      this.#post(0, settings, [settings.front], []);
       this.changed("front");
     }
+  }
+
+  /** @param {Setup} setup */
+  #begin(setup) {
+    this.planning = false;
+    this.setup = setup;
+    this.cloud = [];
+    for (const index of [...this.runs.keys()]) if (index >= setup.settings.seeds) this.runs.delete(index);
+    return setup;
   }
 
   /** Show runs that were recorded elsewhere. @param {Setup} setup @param {Run[]} runs */
   show(setup, runs) {
     this.id++; // nothing that is still being computed belongs to them
-    this.waiting = false;
+    this.waiting = this.planning = false;
     this.next = null;
     this.setup = setup;
     this.cloud = [];
@@ -92,14 +105,14 @@ export class Trainer {
 
   /** End the workers behind: they may be deep in a theory that nobody waits for any more, and the run in front needs the cores. */
   #dismiss() {
-    if (!this.behind) return;
-    this.behind = false;
-    for (const worker of this.workers.splice(1)) worker.terminate();
+    const from = this.planning ? 0 : this.behind ? 1 : Infinity; // who makes a plan looks at no message
+    this.planning = this.behind = false;
+    for (const worker of this.workers.splice(from)) worker.terminate();
   }
 
-  /** Worker 0 trains the run in front and nothing else. @param {number} n the worker @param {number[]} runs @param {number[]} starts @param {boolean} refine */
-  #post(n, runs, starts, refine = false) {
-    const { settings, rate, steps } = /** @type {Setup} */ (this.setup);
+  /** Worker 0 trains the run in front and nothing else. @param {number} n the worker @param {Settings} settings @param {number[]} runs @param {number[]} starts @param {boolean} refine */
+  #post(n, settings, runs, starts, refine = false) {
+    const { rate, steps } = this.setup ?? { rate: 0, steps: 0 };
     const most = 1 + Math.max(1, Math.min(4, (navigator.hardwareConcurrency || 2) - 1)); // a core is the page's own
     const count = n > 0 ? most : 1; // those behind are started when they are needed
     if (n > 0) this.behind = true;
@@ -110,6 +123,7 @@ export class Trainer {
       runs,
       starts,
       refine,
+      planned: !this.planning,
       rate,
       steps,
       given: settings.given ? given() : null,
@@ -119,11 +133,18 @@ export class Trainer {
   /** @param {any} message */
   #receive(message) {
     if (message.id !== this.id) return;
+    if (message.what === "plan") {
+      this.#begin({ ...message.setup, settings: this.asked });
+      return this.changed("front");
+    }
     if (message.what === "run") return this.#extend(message);
     if (message.what === "theory") this.#refine(message.stairs);
     if (message.what === "cloud") this.cloud.push(...message.times);
     const run = this.runs.get(message.index);
-    if (run && message.what === "drops") run.drops = message.drops;
+    if (run && message.what === "drops") {
+      Object.assign(run, { drops: message.drops, levels: message.levels });
+      if (message.levels) run.seen = seenDrops(run);
+    }
     this.changed("others");
   }
 
@@ -156,26 +177,28 @@ export class Trainer {
       seen: [],
       tests: front ? testsOf(setup, weights, before?.tests) : [],
       drops: front ? (setup.theory?.drops ?? []) : (before?.drops ?? []),
+      levels: front ? setup.theory?.levels : before?.levels,
     };
     run.seen = seenDrops(run);
     this.runs.set(index, run);
     if (front && done) {
       this.waiting = false;
-      if (setup.rough) this.#post(1, [], [], true); // the run has all cores until it is there
+      if (setup.rough) this.#post(1, setup.settings, [], [], true); // the run has all cores until it is there
       this.timer = setTimeout(() => !this.next && this.#trainOthers(setup), PAUSE);
     }
     this.changed(front ? "front" : "others");
   }
 
   /** The runs behind, once the one in front is there: it has all cores until then. @param {Setup} setup */
-  #trainOthers({ settings: { seeds, front, cloud } }) {
+  #trainOthers({ settings }) {
+    const { seeds, front, cloud } = settings;
     const others = Array.from({ length: seeds }, (_, i) => i).filter((i) => i !== front);
     const starts = Array.from({ length: cloud }, (_, i) => i);
     if (!others.length && !starts.length) return;
-    this.#post(1, [], []); // starts the workers
+    this.#post(1, settings, [], []); // starts the workers
     const behind = this.workers.length - 1;
     const share = (/** @type {number[]} */ list, /** @type {number} */ n) => list.filter((_, i) => i % behind === n);
-    for (let n = 0; n < behind; n++) this.#post(n + 1, share(others, n), share(starts, n));
+    for (let n = 0; n < behind; n++) this.#post(n + 1, settings, share(others, n), share(starts, n));
   }
 }
 

@@ -33,7 +33,8 @@ export function cursorWords({ front, index }, now) {
 export function words(context) {
   const { setup, front } = context,
     { kind, rank, full } = setup.shape;
-  const transformer = kind === "transformer";
+  const transformer = kind === "transformer",
+    layers = setup.shape.layers;
   byId("status").textContent = status(context);
   const busy = front?.setup === setup && !front.done;
   byId("progress").hidden = !busy;
@@ -41,7 +42,7 @@ export function words(context) {
   for (const [view, shown] of /** @type {[string, boolean][]} */ ([
     ["heads", !transformer],
     ["strip", isMap(setup)],
-    ["prompt", isLinear(setup) && !transformer && !setup.given],
+    ["prompt", isLinear(setup) && !transformer && !setup.given && !setup.shape.layers],
     ["times", !full || Boolean(setup.theory?.drops.length)],
     ["conserved", conservedNames(setup).length > 0],
   ]))
@@ -51,16 +52,20 @@ export function words(context) {
     ? "ŷ = p β q x with p, q diagonal; shown: a = p q. Best: the optimum at this N."
     : full
       ? `M = Σ v ${kind === "merged" ? "U" : "k qᵀ"}, the part of the answer that reads task and input off the context (87). Best: for drawn tasks alone (23).`
-      : `ŷ = βᵀM x, M = Σ v k qᵀ. Best: ${setup.given ? "least squares on these prompts" : "M = B⁻¹GΛ⁻¹ (23)"}.`;
+      : layers
+        ? "Γ = Σ v k qᵀ of each layer: a step of gradient descent on the prompt's own least squares (D2)."
+        : `ŷ = βᵀM x, M = Σ v k qᵀ. Best: ${setup.given ? "least squares on these prompts" : "M = B⁻¹GΛ⁻¹ (23)"}.`;
   byId("loss-words").textContent = full
     ? mixtureWords(context)
-    : setup.given
-      ? givenWords(setup.given.count)
-      : `Dotted: plateaus, ${transformer ? "the least loss of the modes learned so far" : "L = E[y²] − Σ σ² over what is learned (24)"}. ${context.cloud.length ? `Thin strokes: the drops of ${context.cloud.length} other starts, by theory.` : ""}`;
+    : layers
+      ? "Dotted: the plateaus of this start, named by how many heads are awake in each layer (D20). The loss is that of infinitely many prompts, exactly (D16)."
+      : setup.given
+        ? givenWords(setup.given.count)
+        : `Dotted: plateaus, ${transformer ? "the least loss of the modes learned so far" : "L = E[y²] − Σ σ² over what is learned (24)"}. ${context.cloud.length ? `Thin strokes: the drops of ${context.cloud.length} other starts, by theory.` : ""}`;
   byId("heads-words").textContent =
     kind === "merged"
-      ? "One dial a head; the arrow shows which diagonal entries of its matrix U are large. All heads become copies of one another (17)."
-      : `One dial a head. Arrow: where its key${rank > 1 ? "s point" : " points"} among the components e₁, e₂, … of the inputs (dotted: its query). Disc: its value weight.${full ? "" : " Small heads turn unseen; then one wakes up: k = q = v e_d (25)."}`;
+      ? "One dial per head. The arrow shows which diagonal entries of its matrix U are large. All heads become copies of one another (17)."
+      : `One dial per head. Arrow: where its key${rank > 1 ? "s point" : " points"} among the components e₁, e₂, … of the inputs (dotted: its query). Disc: its value weight.${full ? "" : " Small heads turn unseen; then one wakes up: k = q = v e_d (25)."}`;
   byId("values-title").textContent = transformer
     ? "Each mode on its own clock."
     : kind === "merged"
@@ -73,6 +78,9 @@ export function words(context) {
       : setup.theory?.by === "course"
         ? "Dashed: the scalar equation of each head, τ v̇ = λ²v² − λa v⁵ (26) for the paper's task; dotted: v = m^(1/3) (25)."
         : "Dashed: the theory from the same initial weights.";
+  byId("matrix-title").textContent = layers 
+    ? "The two steps fill in one component at a time."
+    : "The matrix it applies fills in from the largest component.";
   byId("prompt-rule").textContent = full ? "Σ aᵀS B (87)" : "Mᵀβ (27)";
   byId("conserved-words").textContent = conservedWords(context);
   byId("times-words").textContent = timesWords(context);
@@ -136,6 +144,8 @@ function timesWords({ setup }) {
   if (shape.full && theory?.drops.length)
     return `The first drop, halfway to where it would end on the leading direction of E[y S ⊗ x]; from the initial weights.${where}`;
   if (!theory?.drops.length) return "No drop is predicted for these settings.";
+  if (theory.by === "layers")
+    return `A waiting head sees what both layers together have left to learn, and its initial weights say when it escapes; down each drop the prediction follows the flow.${where}`;
   if (theory.by === "given")
     return `Predicted by the library, from the initial weights and these very prompts.${where}`;
   if (theory.by === "transformer")

@@ -1,9 +1,9 @@
 // Works off one job at a time, piece by piece, so that a newer one can take its place within a frame.
 
 import { give } from "../kernel/given.js";
-import { runsOf, theoryOf } from "./jobs.js";
+import { plan, runsOf, theoryOf } from "./jobs.js";
 
-/** `runs` to train, `starts` whose drops the theory is asked for, and whether the theory of the run in front is to be refined. @typedef {{id: number, settings: import("./settings.js").Settings, runs: number[], starts: number[], refine: boolean, rate: number, steps: number, given: import("../kernel/given.js").Given | null}} Job */
+/** `runs` to train, `starts` whose drops the theory is asked for, and whether the theory of the run in front is to be refined; `planned`: false where the plan is to be made first. @typedef {{id: number, settings: import("./settings.js").Settings, runs: number[], starts: number[], refine: boolean, planned: boolean, rate: number, steps: number, given: import("../kernel/given.js").Given | null}} Job */
 
 const PIECE = 12; // ms between two looks for a newer job
 const SHOW = 90; // ms between two pictures of an unfinished run
@@ -24,7 +24,12 @@ onmessage = ({ data }) => {
 };
 
 /** @param {Job} job */
-async function work({ id, settings, runs, starts, refine, rate, steps }) {
+async function work({ id, settings, runs, starts, refine, planned, rate, steps }) {
+  if (!planned) {
+    const setup = plan(settings);
+    ({ rate, steps } = setup);
+    postMessage({ id, what: "plan", setup });
+  }
   if (refine) postMessage({ id, what: "theory", stairs: theoryOf(settings, settings.front) });
   const begin = runs.length ? runsOf(settings, rate, steps) : null;
   for (const index of runs) {
@@ -50,7 +55,9 @@ async function work({ id, settings, runs, starts, refine, rate, steps }) {
       await breathe();
       if (latest !== id) return;
     }
-    if (index !== settings.front) postMessage({ id, what: "drops", index, drops: theoryOf(settings, index).drops });
+    if (index === settings.front) continue;
+    const { drops, levels } = theoryOf(settings, index);
+    postMessage({ id, what: "drops", index, drops, levels });
   }
   /** @type {number[][]} */ let cloud = [];
   for (const [n, index] of starts.entries()) {

@@ -8,8 +8,8 @@ import { flow } from "../kernel/models.js";
 /** @typedef {import("../kernel/task.js").Modes} Modes */
 /** @typedef {import("../kernel/models.js").Shape} Shape */
 /** @typedef {import("./ode.js").Point} Point */
-/** `values`: |v| of every head along `times`. @typedef {{by: string, drops: Drop[], times: Float64Array, loss: Float64Array, values: Float64Array[]}} Stairs */
-/** `time`: when the loss is halfway down; `mode`: its number in order of the drops. @typedef {{time: number, head: number, mode: number}} Drop */
+/** `values`: |v| of every head along `times`; `levels`: the plateaus, where they depend on the start. @typedef {{by: string, drops: Drop[], times: Float64Array, loss: Float64Array, values: Float64Array[], levels?: number[]}} Stairs */
+/** `time`: when the loss is halfway down; `mode`: its number in order of the drops, of two layers the component that the head takes. @typedef {{time: number, head: number, mode: number}} Drop */
 
 /** Heads that see the residual A and not each other; those not `asleep` rest. @type {(shape: Shape, A: Float64Array, asleep: boolean[]) => import("./ode.js").Slope} */
 export function dormant(shape, A, asleep) {

@@ -5,6 +5,7 @@ import { weightCount } from "../kernel/models.js";
 import { ordered } from "../kernel/task.js";
 import { byCourse } from "./by_course.js";
 import { byFlow } from "./by_flow.js";
+import { byLayers } from "./by_layers.js";
 import { courseThrough } from "./course.js";
 import { firstDrop, UNKNOWN } from "./first_drop.js";
 import { mergedCourse } from "./merged.js";
@@ -23,8 +24,9 @@ const scalar = (modes, shape) =>
 /** Whether `predict` has a quicker answer, a hundred times less accurate, for a first picture. @type {(modes: Modes, shape: Shape) => boolean} */
 export const hasQuick = (modes, shape) => scalar(modes, shape) && weightCount(shape) > FEW;
 
-/** The prediction as the library makes it, down each drop by the flow; `quick`: by scalar courses where the flow takes long. @type {(modes: Modes, shape: Shape, start: Float64Array, quick?: boolean) => Stairs} */
-export function predict(modes, shape, start, quick = false) {
+/** The prediction as the library makes it, down each drop by the flow; `quick`: by scalar courses where the flow takes long; `layers`: the loss of several. @type {(modes: Modes, shape: Shape, start: Float64Array, quick?: boolean, layers?: import("../kernel/models.js").Loss | null) => Stairs} */
+export function predict(modes, shape, start, quick = false, layers = null) {
+  if (layers) return byLayers(shape, start, layers);
   if (shape.kind === "transformer") return transformerCourse(modes, shape, start);
   if (modes.moments) return shape.kind === "merged" ? firstDrop(modes.moments, shape, start) : UNKNOWN;
   const prompts = modes.coupled ? given() : null;

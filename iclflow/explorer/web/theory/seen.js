@@ -1,14 +1,17 @@
 // When a run went down each drop.
 
+/** The plateaus of a run; `theory`: that of the run, which may know more than its task. @type {(modes: {levels: number[]}, theory?: {levels?: number[]} | null) => number[]} */
+export const plateaus = ({ levels }, theory) => theory?.levels ?? levels;
+
 /** The levels between which drops are predicted. @type {(modes: {levels: number[]}, shape: {kind: string, full?: boolean}) => number[]} */
 export function dropLevels({ levels }, { kind, full }) {
   if (full) return levels.slice(0, -1); // the last is a bound, not the end of a predicted drop
   return kind === "merged" ? [levels[0], levels[levels.length - 1]] : levels;
 }
 
-/** The times at which the loss crossed the middle of each drop. @type {(run: {setup: import("../page/jobs.js").Setup, times: Float64Array, losses: Float64Array}) => number[]} */
-export function seenDrops({ setup: { modes, shape }, times, losses }) {
-  const levels = dropLevels(modes, shape);
+/** The times at which the loss crossed the middle of each drop; `own`: the plateaus of this run, where they are not those of its task. @type {(run: {setup: import("../page/jobs.js").Setup, times: Float64Array, losses: Float64Array, levels?: number[]}) => number[]} */
+export function seenDrops({ setup: { modes, shape }, times, losses, levels: own }) {
+  const levels = own ?? dropLevels(modes, shape);
   const found = [];
   for (let i = 0, at = 1; i + 1 < levels.length; i++) {
     const middle = (levels[i] + levels[i + 1]) / 2;

@@ -1,6 +1,6 @@
 // What every view is given, and what several of them need.
 
-import { effective, weightCount } from "../kernel/models.js";
+import { effective, matrixSize, weightCount } from "../kernel/models.js";
 import { principal } from "../kernel/task.js";
 import { scale } from "./svg.js";
 
@@ -29,9 +29,9 @@ export function weightsAt(run, index) {
   return run.weights.subarray(index * count, (index + 1) * count);
 }
 
-/** M of a run at one save. @type {(run: Run, index: number) => Float64Array} */
+/** M of a run at one save, of each layer one behind the other. @type {(run: Run, index: number) => Float64Array} */
 export function matrixAt(run, index) {
-  const M = new Float64Array(run.setup.shape.size ** 2);
+  const M = new Float64Array(matrixSize(run.setup.shape));
   effective(run.setup.shape, weightsAt(run, index), M);
   return M;
 }
@@ -47,17 +47,39 @@ export const DIGITS = "₁₂₃₄₅₆₇₈";
 /** The name of component d. @type {(d: number) => string} */
 export const component = (d) => `e${DIGITS[d]}`;
 
+/** The name of what a drop learns. @type {(setup: Setup, drop: import("../theory/dormant.js").Drop) => string} */
+export function learned({ modes, shape, given }, { mode, head }) {
+  if (shape.layers) return `${component(mode)}, layer ${layerOf(shape, head) + 1}`;
+  return given ? `mode ${mode + 1}` : component(modes.order[mode]);
+}
+
+/** The component whose colour a drop has, or -1. @type {(setup: Setup, drop: import("../theory/dormant.js").Drop) => number} */
+export const componentOf = ({ modes, shape }, { mode }) =>
+  shape.layers ? mode : shape.kind === "merged" ? -1 : modes.order[mode];
+
+/** The layer of a head, from zero. @type {(shape: import("../kernel/models.js").Shape, head: number) => number} */
+export const layerOf = ({ heads, layers = 1 }, head) => Math.floor((head * layers) / heads);
+
+/** The name of a head. @type {(shape: import("../kernel/models.js").Shape, head: number) => string} */
+export const headName = (shape, head) =>
+  shape.layers ? `layer ${layerOf(shape, head) + 1}, ${(head % (shape.heads / shape.layers)) + 1}` : `head ${head + 1}`;
+
 /** Whether each save has a linear map M: softmax attention applies none. @type {(setup: Setup) => boolean} */
 export const isLinear = ({ settings }) => !settings.model.startsWith("softmax");
 
 /** Whether the answer is βᵀM x_q: one output, linear, and no other block trained. @type {(setup: Setup) => boolean} */
 export const isMap = (setup) =>
-  isLinear(setup) && !setup.given && setup.shape.kind !== "transformer" && !setup.shape.full;
+  isLinear(setup) && !setup.given && setup.shape.kind !== "transformer" && !setup.shape.full && !setup.shape.layers;
 
 /** What a model uses that has learned m components, in words. @type {(m: number, setup: Setup) => string} */
-export function algorithm(m, { modes, shape, given }) {
+export function algorithm(m, { modes, shape, given, theory }) {
   const all = modes.order.length;
   if (m === 0) return "nothing";
+  if (shape.layers) {
+    const up = new Set(theory?.drops.slice(0, m).map(({ head }) => head));
+    const second = [...up].filter((head) => layerOf(shape, head) > 0).length;
+    return `${up.size - second} + ${second} heads`;
+  }
   if (shape.full) return m < modes.levels.length - 1 ? "first drop" : "least loss";
   if (m === all && given) return "least squares";
   if (shape.kind === "transformer" || given) return `${m} ${m === 1 ? "mode" : "modes"}`;
@@ -83,6 +105,7 @@ export function doing(m, setup) {
 
 /** What statistics calls it, for those who want to look it up. @type {(m: number, setup: Setup) => string} */
 export function termOf(m, { modes, shape, given }) {
+  if (shape.layers) return "The least loss with so many heads in the first and in the second layer (D20).";
   if (shape.full || given || shape.kind === "transformer") return "";
   if (m === 0) return "The model's answer is zero: L = E[y²].";
   if (m === modes.order.length) return "Least squares on β, the best that this model can do (23).";

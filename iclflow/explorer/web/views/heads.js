@@ -1,7 +1,7 @@
 // The heads, one dial each: the arrow is where its key points among the components, the disc how large its value weight is.
 
 import { keep, set, svg } from "./svg.js";
-import { colour, component, count, shares, textColour, weightsAt } from "./context.js";
+import { colour, component, count, headName, shares, textColour, weightsAt } from "./context.js";
 
 /** @typedef {import("./context.js").Context} Context */
 
@@ -22,8 +22,11 @@ export class HeadsView {
     if (!front || front.setup.shape.kind === "transformer") return;
     const { shape, settings } = front.setup,
       width = this.width;
-    const rows = Math.ceil(shape.heads / Math.max(3, Math.floor(width / 112))),
-      columns = Math.ceil(shape.heads / rows);
+    const room = Math.max(3, Math.floor(width / 112)),
+      layers = shape.layers ?? 1, // each begins a row
+      columns = Math.ceil(shape.heads / layers / Math.ceil(shape.heads / layers / room)),
+      each = Math.ceil(shape.heads / layers / columns),
+      rows = layers * each;
     const cell = Math.min(150, width / columns);
     const radius = cell * 0.31,
       tall = 2 * radius + 56;
@@ -35,9 +38,13 @@ export class HeadsView {
     if (key === this.drawn) return this.move(context);
     this.drawn = key;
     const offset = (width - columns * cell) / 2;
+    const place = (/** @type {number} */ h) => {
+      const n = h % (shape.heads / layers);
+      return { column: n % columns, row: each * Math.floor((h * layers) / shape.heads) + Math.floor(n / columns) };
+    };
     keep(this.dials, "g", shape.heads).forEach((dial, h) => {
       set(dial, {
-        transform: `translate(${offset + cell * ((h % columns) + 0.5)} ${tall * (Math.floor(h / columns) + 0.5) - 8})`,
+        transform: `translate(${offset + cell * (place(h).column + 0.5)} ${tall * (place(h).row + 0.5) - 8})`,
       });
       const parts = [svg("circle", { class: "ring", r: radius }), svg("circle", { class: "disc", r: 0 })];
       this.angles?.forEach((angle, n) => {
@@ -57,7 +64,7 @@ export class HeadsView {
             ),
           );
       });
-      parts.push(svg("text", { class: "name", y: radius + 27, "text-anchor": "middle" }, `head ${h + 1}`));
+      parts.push(svg("text", { class: "name", y: radius + 27, "text-anchor": "middle" }, headName(shape, h)));
       for (let r = 0; r < (shape.kind === "merged" ? 1 : shape.rank); r++)
         parts.push(svg("path", { class: "query" }), svg("path", { class: "key" }));
       dial.replaceChildren(...parts);
@@ -86,7 +93,7 @@ export class HeadsView {
     const names = count(front.setup.shape.heads).map((h) => {
       const [keys] = shares(front, w, h).keys;
       const top = keys.indexOf(Math.max(...keys));
-      return `head ${h + 1}: ${Math.round(100 * keys[top])}% along ${component(top)}, value ${Math.abs(w[h]).toFixed(2)}`;
+      return `${headName(front.setup.shape, h)}: ${Math.round(100 * keys[top])}% along ${component(top)}, value ${Math.abs(w[h]).toFixed(2)}`;
     });
     set(this.sheet, { "aria-label": names.join("; ") });
   }

@@ -1,14 +1,15 @@
 // The loss: plateaus, prediction, runs, and the cursor that everything else follows.
 
 import { freshId, keep, line, number, scale, set, svg, ticks } from "./svg.js";
-import { dropLevels } from "../theory/seen.js";
+import { dropLevels, plateaus } from "../theory/seen.js";
 import {
   LEFT,
   algorithm,
   clockName,
   colour,
-  component,
+  componentOf,
   count,
+  learned,
   shortly,
   termOf,
   textColour,
@@ -95,11 +96,14 @@ export class LossView {
     grid.push(svg("text", { class: "label", x: right, y: height - 8, "text-anchor": "end" }, clockName(context)));
     this.grid.replaceChildren(...grid);
 
-    const all = modes.levels.length - 1,
-      own = (/** @type {number} */ m) => colour(shape.full ? undefined : modes.order[m - 1]);
+    const stairs = plateaus(modes, theory),
+      all = stairs.length - 1,
+      drops = theory?.drops ?? [];
+    const own = (/** @type {number} */ m) =>
+      colour(shape.full ? undefined : shape.layers ? drops[m - 1]?.mode : modes.order[m - 1]);
     /** @type {SVGElement[]} */ const levels = [];
-    let lastLabel = -1e9;
-    modes.levels.forEach((level, m) => {
+    /** @type {{y: number, text: SVGElement}[]} */ const labels = [];
+    stairs.forEach((level, m) => {
       if (shape.kind === "merged" && !shape.full && m > 0 && m < all) return;
       levels.push(
         svg("line", {
@@ -110,17 +114,20 @@ export class LossView {
           style: `stroke: ${own(m)}`,
         }),
       );
-      const room = y(level) - lastLabel > 12;
-      if (!room && m !== all) return;
-      lastLabel = y(level);
+      const crowded = labels.length > 0 && y(level) - labels[labels.length - 1].y <= 12;
+      if (crowded && m !== all) return;
+      if (crowded && labels.length > 1) labels.pop(); // the last level has its name
       const name = algorithm(m, setup);
-      const short = name.startsWith("component") ? shortly(m, modes) : name.replace("least squares", "all");
+      const short = name.startsWith("component")
+        ? shortly(m, modes)
+        : name.replace("least squares", "all").replace(" heads", "");
       const label = svg("text", { x: right + 8, y: y(level) + 4 }, narrow ? short : name);
       const term = termOf(m, setup);
       if (term) label.append(svg("title", {}, term));
-      levels.push(svg("circle", { cx: right + 1, cy: y(level), r: 2.5, style: `fill: ${own(m)}` }), label);
+      labels.push({ y: y(level), text: label });
+      levels.push(svg("circle", { cx: right + 1, cy: y(level), r: 2.5, style: `fill: ${own(m)}` }));
     });
-    this.levels.replaceChildren(...levels);
+    this.levels.replaceChildren(...levels, ...labels.map(({ text }) => text));
 
     const predicted = theory ? line(x, y, theory.times, theory.loss) : "";
     set(this.theory, { d: theory?.by === "first" ? predicted : extended(predicted, right) });
@@ -131,11 +138,14 @@ export class LossView {
     this.#drawTests(front);
 
     /** @type {SVGElement[]} */ const marks = [];
-    const stops = dropLevels(modes, shape),
+    const stops = theory?.levels ?? dropLevels(modes, shape),
       middles = stops.slice(1).map((level, m) => (level + stops[m]) / 2);
+    let named = { end: -1e9, middle: -1e9 };
     theory?.drops.forEach((drop, m) => {
       const at = x(drop.time),
-        middle = y(middles[m]);
+        middle = y(middles[m]),
+        name = learned(setup, drop),
+        hidden = at < named.end && middle - named.middle < 13; // by the name before it
       if (at > right) return;
       marks.push(
         svg("circle", {
@@ -143,21 +153,17 @@ export class LossView {
           cx: at,
           cy: middle,
           r: 5,
-          style: `stroke: ${colour(shape.kind === "merged" ? -1 : modes.order[m])}`,
+          style: `stroke: ${colour(componentOf(setup, drop))}`,
         }),
       );
-      if (shape.kind !== "merged")
-        marks.push(
-          svg(
-            "text",
-            { class: "name", x: at + 10, y: middle + 4, style: `fill: ${textColour(modes.order[m])}` },
-            setup.given ? `mode ${m + 1}` : component(modes.order[m]),
-          ),
-        );
+      if (shape.kind === "merged" || hidden) return;
+      named = { end: at + 10 + 7 * name.length, middle };
+      const place = { class: "name", x: at + 10, y: middle + 4 };
+      marks.push(svg("text", { ...place, style: `fill: ${textColour(componentOf(setup, drop))}` }, name));
     });
     this.marks.replaceChildren(...marks);
     set(this.sheet, {
-      "aria-label": `Loss over training time: plateaus at ${modes.levels.map((level) => number(level)).join(", ")}. ${theory?.drops.map((drop, m) => `Drop ${m + 1} predicted at ${number(drop.time)}${front?.seen[m] ? `, seen at ${number(front.seen[m])}` : ""}.`).join(" ")}`,
+      "aria-label": `Loss over training time: plateaus at ${stairs.map((level) => number(level)).join(", ")}. ${theory?.drops.map((drop, m) => `Drop ${m + 1} predicted at ${number(drop.time)}${front?.seen[m] ? `, seen at ${number(front.seen[m])}` : ""}.`).join(" ")}`,
     });
     this.move(context);
   }

@@ -5,6 +5,8 @@ import { count, matrixAt } from "./context.js";
 
 /** @typedef {import("./context.js").Context} Context */
 
+const LARGE_STEP = 1.6; // of two layers one takes about this many times the step of a single one
+
 export class MatrixView {
   /** @param {HTMLElement} host */
   constructor(host) {
@@ -27,42 +29,49 @@ export class MatrixView {
   draw(context) {
     const { front } = context;
     if (!front) return;
-    const { modes, given } = front.setup,
+    const { modes, given, shape } = front.setup,
+      { layers } = shape,
       width = this.width;
     const size = (this.size = front.setup.settings.spectrum.length);
     const side = Math.min((width - 24) / 2, 210),
       height = side + 30;
     set(this.sheet, { width, height, viewBox: `0 0 ${width} ${height}` });
     this.cell = side / size;
-    this.most = Math.max(...(given?.best ?? modes.m).map(Math.abs));
+    this.most = (layers ? LARGE_STEP : 1) * Math.max(...(given?.best ?? modes.m).map(Math.abs));
     const gap = Math.min(48, width - 2 * side),
       left = (width - 2 * side - gap) / 2;
     set(this.now, { transform: `translate(${left} 26)` });
     set(this.target, { transform: `translate(${left + side + gap} 26)` });
     this.titles.replaceChildren(
-      svg("text", { class: "label", x: left, y: 14 }, "now"),
-      svg("text", { class: "label", x: left + side + gap, y: 14 }, "best"),
+      svg("text", { class: "label", x: left, y: 14 }, layers ? "layer 1" : "now"),
+      svg("text", { class: "label", x: left + side + gap, y: 14 }, layers ? "layer 2" : "best"),
     );
     const best = new Float64Array(modes.size ** 2);
     for (const i of count(size)) for (const j of count(size)) best[i * modes.size + j] = bestOf(front.setup, i, j);
-    this.#fill(this.target, best, modes.size);
+    if (!layers) this.#fill(this.target, best, modes.size);
     this.move(context);
   }
 
   /** @param {Context} context */
   move({ front, index }) {
     if (!front || index >= front.times.length || this.size !== front.setup.settings.spectrum.length) return;
-    this.#fill(this.now, matrixAt(front, index), front.setup.modes.size);
+    const M = matrixAt(front, index),
+      { size } = front.setup.modes;
+    this.#fill(this.now, M, size);
+    if (front.setup.shape.layers) this.#fill(this.target, M.subarray(size * size), size);
   }
 
   /** M at the cursor, row by row. @param {Context} context @returns {import("./context.js").Table} */
   table({ front, index }) {
     if (!front) return { columns: [], rows: [] };
     const M = matrixAt(front, index),
-      { modes, settings } = front.setup,
-      each = count(settings.spectrum.length);
-    const rows = each.flatMap((i) => each.map((j) => [i + 1, j + 1, M[i * modes.size + j], bestOf(front.setup, i, j)]));
-    return { columns: ["row", "column", "now", "best"], rows };
+      { modes, settings, shape } = front.setup,
+      each = count(settings.spectrum.length),
+      square = modes.size ** 2;
+    const other = (/** @type {number} */ i, /** @type {number} */ j) =>
+      shape.layers ? M[square + i * modes.size + j] : bestOf(front.setup, i, j);
+    const rows = each.flatMap((i) => each.map((j) => [i + 1, j + 1, M[i * modes.size + j], other(i, j)]));
+    return { columns: ["row", "column", ...(shape.layers ? ["layer 1", "layer 2"] : ["now", "best"])], rows };
   }
 
   /** @param {SVGElement} group @param {Float64Array} M @param {number} stride */

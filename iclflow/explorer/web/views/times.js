@@ -2,7 +2,7 @@
 
 import { html, keep, number, scale, set, svg, ticks } from "./svg.js";
 import { timeErrors } from "../theory/seen.js";
-import { colour, component, percent, textColour } from "./context.js";
+import { colour, componentOf, learned, percent, textColour } from "./context.js";
 
 /** @typedef {import("./context.js").Context} Context */
 
@@ -20,17 +20,18 @@ export class TimesView {
 
   /** @param {Context} context */
   draw({ setup, front, runs }) {
-    const { theory, shape, horizon, modes } = setup,
+    const { theory, shape, horizon } = setup,
       merged = shape.kind === "merged";
     const rows = (theory?.drops ?? []).map((drop, m) => {
       const seen = front?.setup === setup ? front.seen[m] : undefined;
       const error = seen ? Math.abs(drop.time / seen - 1) : NaN;
-      const name = merged ? "all" : setup.given ? `mode ${m + 1}` : component(modes.order[m]);
+      const name = merged ? "all" : learned(setup, drop),
+        head = String((drop.head % (shape.heads / (shape.layers ?? 1))) + 1);
       return html(
         "tr",
         {},
-        html("th", { scope: "row", style: `color: ${merged ? "inherit" : textColour(modes.order[m])}` }, name),
-        html("td", {}, drop.head < 0 ? (setup.given ? "–" : "all") : String(drop.head + 1)),
+        html("th", { scope: "row", style: `color: ${merged ? "inherit" : textColour(componentOf(setup, drop))}` }, name),
+        html("td", {}, drop.head < 0 ? (setup.given ? "–" : "all") : head),
         html("td", {}, number(drop.time, 4)),
         html("td", {}, seen ? number(seen, 4) : "…"),
         html("td", {}, Number.isFinite(error) ? percent(error) : ""),
@@ -57,7 +58,7 @@ export class TimesView {
       .flatMap((run) =>
         run.drops
           .slice(0, run.seen.length)
-          .map((drop, m) => ({ predicted: drop.time, seen: run.seen[m], m, front: run === front })),
+          .map((drop, m) => ({ predicted: drop.time, seen: run.seen[m], drop, front: run === front })),
       );
     const times = [...(theory?.drops.map((drop) => drop.time) ?? []), ...all.map((point) => point.seen)];
     const low = Math.min(...times, horizon / 5) / 1.5;
@@ -73,13 +74,13 @@ export class TimesView {
     );
     this.grid.replaceChildren(...grid);
     keep(this.points, "circle", all.length).forEach((dot, i) => {
-      const { predicted, seen, m, front: own } = all[i];
+      const { predicted, seen, drop, front: own } = all[i];
       set(dot, {
         cx: x(Math.min(predicted, horizon)),
         cy: y(seen),
         r: own ? 5 : 3,
         class: own ? "own" : "",
-        style: `fill: ${merged ? "var(--run)" : colour(modes.order[m])}`,
+        style: `fill: ${merged ? "var(--run)" : colour(componentOf(setup, drop))}`,
       });
     });
     const errors = timeErrors(runs.filter((run) => run.setup === setup));

@@ -38,7 +38,7 @@ export class ValuesView extends TimePlot {
         : [];
     const ends = modes.order.map((d) => (transformer ? modes.m[d] : Math.cbrt(modes.m[d])));
     const top = Math.max(...ends, ...curves.map(({ ys }) => ys.reduce((a, b) => Math.max(a, b), 0)));
-    const named = transformer || (shape.kind === "separate" && shape.rank === 1 && !shape.full && !setup.given);
+    const named = transformer || (shape.kind === "separate" && shape.rank === 1 && !shape.full && !shape.layers && !setup.given);
     const { x, y } = this.axes(context, [0, 1.06 * top], transformer ? "a = p q" : "|v|", (x, y) =>
       named
         ? modes.order.flatMap((d, n) => {
