@@ -141,7 +141,7 @@ def test_a_chosen_file_is_solved_and_trained_and_nothing_leaves_the_page(tmp_pat
 
         (tmp_path / "table.csv").write_text(as_table(x[:40], y[:40]))
         drag("dragEnter", "table.csv")
-        assert drag("dragOver", "table.csv")  # anywhere on the page, and the place for files shows it
+        assert drag("dragOver", "table.csv")  # anywhere, and the place shows it
         assert not drag("drop", "table.csv")
         page.until(f"{said}.includes('40 prompts of 9 pairs')", said=said)
         page.until(f"{own} && explorer.trainer.front.setup === explorer.trainer.setup", said=said)
