@@ -1,5 +1,9 @@
-"""A job as functions of a number of steps, one an engine, and the operations of each."""
+"""A job as functions of a number of steps, one per engine, and the operations of each.
 
+The yardstick is attention as it is written (5), the whole map of every prompt, and autograd.
+"""
+
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,16 +13,68 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
+from jaxtyping import Array, Float
 
 from iclflow.bench.jobs import LITERAL, SOFTMAX, Job
-from iclflow.bench.literal import literal_loss, literal_weights, train
 from iclflow.dynamics import Descent
 from iclflow.losses import Sequences
+from iclflow.models import AbstractModel
 from iclflow.runs.fused.engine import VMAP, Fused, why_not
 from iclflow.runs.fused.program import write
 from iclflow.runs.fused.rules import live
 from iclflow.runs.fused.values import Multiplied
 from iclflow.runs.vmapped import one_clock, vmapped
+from iclflow.tasks.base import Prompt
+
+
+class Weights(NamedTuple):
+    """W^V and W^{KQ} of every head, whole; rows and columns that never matter are zero."""
+
+    value: Float[Array, "H T T"]
+    key_query: Float[Array, "H T T"]
+
+
+def literal_weights(model: AbstractModel) -> Weights:
+    """The whole matrices of an attention layer."""
+    attention = model.as_attention()
+    assert attention is not None, "the yardstick is attention"
+    rows, columns = attention.value_rows(), attention.key_query()
+    missing = rows.shape[2] - rows.shape[1]
+    value = jnp.pad(rows, ((0, 0), (missing, 0), (0, 0)))
+    return Weights(value, jnp.pad(columns, ((0, 0), (0, 0), (0, rows.shape[1]))))
+
+
+def literal_loss(weights: Weights, prompts: Prompt, softmax: bool) -> Float[Array, ""]:
+    """Mean |y_q - ŷ_q|², ŷ_q at the bottom right of X + Σᵢ W^Vᵢ X A(Xᵀ W^{KQ}ᵢ X) (5).
+
+    A divides by the number of pairs N, or is the softmax over each column.
+    """
+
+    def error(prompt: Prompt) -> Float[Array, ""]:
+        x = prompt.tokens.T
+
+        def head(value: Array, key_query: Array) -> Array:
+            scores = x.T @ key_query @ x
+            shares = jax.nn.softmax(scores, axis=0) if softmax else scores / prompt.divisor
+            return value @ x @ shares
+
+        output = x + jnp.sum(jax.vmap(head)(*weights), axis=0)
+        target = prompt.target
+        return jnp.sum((target - output[-target.shape[0] :, -1]) ** 2)
+
+    return jnp.mean(jax.vmap(error)(prompts))
+
+
+@functools.partial(jax.jit, static_argnames="softmax")
+def train(weights: Weights, prompts: Prompt, rate: Any, steps: Any, softmax: bool) -> Weights:
+    """Gradient descent on `literal_loss`, one run."""
+
+    def step(_: Any, now: Weights) -> Weights:
+        gradient = jax.grad(literal_loss)(now, prompts, softmax)
+        return jax.tree.map(lambda w, g: w - rate * g, now, gradient)
+
+    return jax.lax.fori_loop(0, steps, step, weights)
+
 
 ELEMENTWISE = {
     "add", "add_any", "sub", "mul", "div", "neg", "max", "exp", "log", "sqrt", "square",

@@ -20,9 +20,9 @@ import iclflow
 from iclflow.bench.engines import loops
 from iclflow.bench.jobs import LITERAL, POPULATION, SOFTMAX, CostLine, Job, lines, table
 from iclflow.dynamics import Descent
+from iclflow.results.files import read_json
 from iclflow.results.progress import Progress
 from iclflow.results.provenance import PACKAGE
-from iclflow.results.reading import read_json
 from iclflow.runs.device import cores
 from iclflow.runs.fused.engine import VMAP
 from iclflow.runs.sweep import sweep

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from iclflow.results.reading import (
-    Archive,
+from iclflow.results.archives import Archive, map_array
+from iclflow.results.files import (
     field,
     inside,
-    map_array,
     read_object,
     require_regular,
 )

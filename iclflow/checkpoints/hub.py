@@ -33,7 +33,7 @@ from iclflow.checkpoints.files import (
     widen,
 )
 from iclflow.checkpoints.series import Checkpoint, step_of
-from iclflow.results.reading import field, inside, parse_json, read_object
+from iclflow.results.files import field, inside, parse_json, read_object
 
 FIRST = 2**16  # bytes of the first request, which most headers fit in
 HEADER = 10**8  # bytes of a header at most, as the format has it

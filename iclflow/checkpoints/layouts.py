@@ -20,7 +20,7 @@ import numpy as np
 
 from iclflow.checkpoints.files import AbstractSource, CheckpointError
 from iclflow.linalg import FactoredMatrix
-from iclflow.results.reading import require_count
+from iclflow.results.files import require_count
 
 
 class NoAttentionError(CheckpointError):

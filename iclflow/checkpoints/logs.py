@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from iclflow.results.choices import nearest
-from iclflow.results.reading import (
+from iclflow.results.files import (
     LOG,
     parse_json,
     read_bytes,

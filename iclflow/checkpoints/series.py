@@ -32,7 +32,7 @@ from iclflow.checkpoints.measures import CIRCUITS, DEFAULT_MEASURES, Plan, Table
 from iclflow.linalg import FactoredMatrix
 from iclflow.measures.detectors import time_curvature
 from iclflow.measures.stages import find_stages
-from iclflow.results.reading import field
+from iclflow.results.files import field
 
 WEIGHTS = (".safetensors", ".npz", *PICKLES)
 

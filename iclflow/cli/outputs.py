@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from iclflow.results.files import MARK
-from iclflow.results.reading import read_bytes
+from iclflow.results.files import MARK, read_bytes
 
 
 def print_json(result: dict[str, Any]) -> None:

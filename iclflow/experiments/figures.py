@@ -7,7 +7,7 @@ called. `grokking` and `in_context_emergence` have theirs beside their data.
 import dataclasses
 
 from iclflow.experiments import field, grokking, in_context_emergence
-from iclflow.experiments.entry import Experiment, Figure, Live, Module
+from iclflow.experiments.base import Experiment, Figure, Live, Module
 
 _WORDS = Module("iclflow.experiments.captions")
 

@@ -30,7 +30,7 @@ from iclflow.plots.style import BENEATH, COLOURS, COLUMN, LOSS, TIME, Picture, s
 from iclflow.results.progress import Progress
 from iclflow.tasks.task import ContextLabels, Task
 from iclflow.tasks.task_vectors import Mixture
-from iclflow.theory.drops.first_drop import first_drop, least_loss
+from iclflow.theory.drops.one_drop import first_drop, least_loss
 from iclflow.theory.fixed_points.modes import plateau_losses
 
 SIZE, HEADS = 4, 8

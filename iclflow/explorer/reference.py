@@ -20,7 +20,7 @@ from iclflow.results.files import write_text
 from iclflow.runs.record import recorded_models
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
-from iclflow.theory.drops.first_drop import first_drop, least_loss
+from iclflow.theory.drops.one_drop import first_drop, least_loss
 from iclflow.theory.drops.staircase import staircase
 from iclflow.theory.fixed_points.modes import Modes
 from iclflow.theory.linear_transformer import DecoupledFlow, TransformerModes, plateau_losses

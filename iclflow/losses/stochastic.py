@@ -5,10 +5,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from iclflow.losses.averaging import beyond_average
 from iclflow.losses.base import AbstractLoss, misfit
 from iclflow.losses.features import Features
-from iclflow.losses.sequences import Sequences
+from iclflow.losses.sequences import Sequences, beyond_average
 from iclflow.losses.statistics import Statistics
 from iclflow.models import AbstractModel
 from iclflow.tasks.averaged import TaskAverage

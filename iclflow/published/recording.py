@@ -19,8 +19,9 @@ from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractInitialiser, AbstractModel
 from iclflow.published.training import descend, published_loss
 from iclflow.published.weights import from_published
+from iclflow.results.archives import Archive
+from iclflow.results.files import parse_json
 from iclflow.results.progress import Progress
-from iclflow.results.reading import Archive, parse_json
 from iclflow.runs.labels import OUTCOMES
 from iclflow.study.flags import Options
 from iclflow.tasks.base import Normaliser, Prompt

@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from iclflow.experiments.base import Claim
-from iclflow.experiments.entry import Figure, Source
+from iclflow.experiments.base import Claim, Figure, Source
 from iclflow.report.workers import Outcome, Watch, spread
-from iclflow.results.files import write_text
-from iclflow.results.reading import read_json
+from iclflow.results.files import read_json, write_text
 
 MANIFEST = "manifest.json"
 _MAKER = "iclflow reproduce"

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from iclflow.experiments.entry import Figure
+from iclflow.experiments.base import Figure
 from iclflow.experiments.figures import BY_NAME
 from iclflow.results.choices import require_choice
 

@@ -10,7 +10,7 @@ from typing import Any
 import xarray as xr
 from PIL import Image
 
-from iclflow.experiments.entry import Figure, Source
+from iclflow.experiments.base import Figure, Source
 from iclflow.report.figures import cover_file
 from iclflow.report.workers import Outcome
 from iclflow.results.files import replacing

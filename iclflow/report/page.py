@@ -18,13 +18,12 @@ import jinja2
 from markupsafe import Markup, escape
 
 import iclflow
-from iclflow.experiments.entry import Figure, Function
+from iclflow.experiments.base import Figure, Function
 from iclflow.explorer import curves
 from iclflow.report.figures import DERIVED, PAPERS, Paper, choose, cover_file
 from iclflow.report.workers import Outcome
-from iclflow.results.files import write_text
+from iclflow.results.files import parse_json, write_text
 from iclflow.results.netcdf import load
-from iclflow.results.reading import parse_json
 
 
 def duration(seconds: float) -> str:

@@ -17,8 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from iclflow.experiments.base import Claim
-from iclflow.experiments.entry import Figure
+from iclflow.experiments.base import Claim, Figure
 from iclflow.results.progress import Progress
 
 

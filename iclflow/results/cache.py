@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from iclflow.results.files import write_text
+from iclflow.results.files import read_json, write_text
 
 VARIABLE = "ICLFLOW_CACHE"
 _OFF = {"0", "off", "no", "false"}
@@ -58,8 +58,6 @@ def recall(name: str) -> dict[str, Any]:
 
     - `name`: of the file, with its ending `.json`.
     """
-    from iclflow.results.reading import read_json  # NumPy comes with it: not at every start
-
     folder = cache_folder()
     if folder is None:
         return {}

@@ -10,8 +10,7 @@ from pathlib import Path
 import xarray as xr
 from xarray.backends import H5NetCDFStore
 
-from iclflow.results.files import replacing
-from iclflow.results.reading import require_regular
+from iclflow.results.files import replacing, require_regular
 
 
 def check_free(path: Path | str, key: str) -> None:

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from iclflow.results.files import replacing
-from iclflow.results.reading import require_regular
+from iclflow.results.files import replacing, require_regular
 
 
 class CheckpointError(ValueError):

@@ -12,9 +12,8 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from iclflow.results.files import write_text
+from iclflow.results.files import field, read_object, require_count, write_text
 from iclflow.results.provenance import code_key, content_key
-from iclflow.results.reading import field, read_object, require_count
 from iclflow.results.tensors import load_tree, save_tree, write_tensors
 from iclflow.runs import batch as batching
 from iclflow.runs.batch import Batch, BatchProgress, Piece

@@ -511,7 +511,7 @@ class Fields:
         if self.loss in OF_TASKS:
             raise ValueError(f"given prompts have no {self.loss}; leave loss out")
         if self.prompts_digest is None:
-            from iclflow.results.reading import digest  # NumPy: only when there is a file
+            from iclflow.results.files import digest  # NumPy: only when there is a file
 
             object.__setattr__(self, "prompts_digest", digest(self.prompts.split(",")))
 

@@ -29,7 +29,7 @@ from iclflow.models import (
     SeparateInitialiser,
     SoftmaxInitialiser,
 )
-from iclflow.results.reading import parse_json
+from iclflow.results.files import parse_json
 from iclflow.study.fields import from_names
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study

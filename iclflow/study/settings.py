@@ -29,9 +29,9 @@ from iclflow.losses.select import Choice, select
 from iclflow.models import AbstractInitialiser, AbstractModel, Blocks, Layers, empty_model
 from iclflow.models.registry import MODELS
 from iclflow.results.choices import require_choice
+from iclflow.results.files import digest, parse_json, read_text
 from iclflow.results.netcdf import opened
 from iclflow.results.progress import Progress
-from iclflow.results.reading import digest, parse_json, read_text
 from iclflow.runs.cost import COPIES
 from iclflow.study.fields import OF_TASKS, Fields, from_names, variant
 from iclflow.tasks.base import Normaliser

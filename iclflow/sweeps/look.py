@@ -7,7 +7,7 @@ import numpy as np
 import xarray as xr
 
 from iclflow.results.choices import require_choice
-from iclflow.sweeps.axes import DRAW
+from iclflow.sweeps.design import DRAW
 
 QUANTILES = {"low": 0.1, "middle": 0.5, "high": 0.9}
 LINES = 12  # at most, of one colour or kind

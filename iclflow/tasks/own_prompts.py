@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from iclflow.results.archives import Archive, map_array
 from iclflow.results.netcdf import opened
-from iclflow.results.reading import Archive, map_array
 from iclflow.tasks.base import Normaliser, Prompt
 from iclflow.tasks.checks import require_kind, require_lengths
 

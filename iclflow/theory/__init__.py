@@ -27,14 +27,14 @@ from iclflow.theory.drops.alignment import aligned_weights as aligned_weights
 from iclflow.theory.drops.alignment import plateau_weights as plateau_weights
 from iclflow.theory.drops.base import Curve as Curve
 from iclflow.theory.drops.dormant import DormantHeads as DormantHeads
-from iclflow.theory.drops.first_drop import FirstDrop as FirstDrop
-from iclflow.theory.drops.first_drop import first_drop as first_drop
-from iclflow.theory.drops.first_drop import least_loss as least_loss
 from iclflow.theory.drops.limit import VanishingLimit as VanishingLimit
 from iclflow.theory.drops.limit import in_head_gaps as in_head_gaps
 from iclflow.theory.drops.limit import vanishing_limit as vanishing_limit
+from iclflow.theory.drops.one_drop import FirstDrop as FirstDrop
 from iclflow.theory.drops.one_drop import WhiteCourse as WhiteCourse
+from iclflow.theory.drops.one_drop import first_drop as first_drop
 from iclflow.theory.drops.one_drop import growing_strength as growing_strength
+from iclflow.theory.drops.one_drop import least_loss as least_loss
 from iclflow.theory.drops.one_drop import merged_course as merged_course
 from iclflow.theory.drops.one_drop import merged_half_time as merged_half_time
 from iclflow.theory.drops.one_drop import paper_merged_duration as paper_merged_duration

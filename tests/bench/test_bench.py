@@ -11,9 +11,16 @@ import pytest
 
 from iclflow import cli
 from iclflow.bench import measure as timing
-from iclflow.bench.engines import RATE, count, loops, step_operations
+from iclflow.bench.engines import (
+    RATE,
+    count,
+    literal_loss,
+    literal_weights,
+    loops,
+    step_operations,
+    train,
+)
 from iclflow.bench.jobs import LITERAL, POPULATION, SOFTMAX, CostLine, Job, lines, table
-from iclflow.bench.literal import literal_loss, literal_weights, train
 from iclflow.bench.measure import PARTS, measure, read
 from iclflow.dynamics import Descent
 from iclflow.losses import Sequences

@@ -20,7 +20,7 @@ from iclflow.checkpoints import (
 )
 from iclflow.checkpoints import measure_series as measured
 from iclflow.diagnosis import diagnose_curve
-from iclflow.results import reading
+from iclflow.results import archives, files
 from iclflow.results.choices import printable
 from iclflow.results.netcdf import load
 from iclflow.runs.folder import RunFolder
@@ -42,8 +42,8 @@ def odd(tmp_path):
 
 
 READERS = {
-    "bytes": reading.read_bytes, "text": reading.read_text, "json": reading.read_json,
-    "object": reading.read_object, "npz": reading.Archive, "npy": reading.map_array,
+    "bytes": files.read_bytes, "text": files.read_text, "json": files.read_json,
+    "object": files.read_object, "npz": archives.Archive, "npy": archives.map_array,
     "netcdf": load, "toml": read_toml,
 }  # fmt: skip
 
@@ -59,12 +59,12 @@ def test_what_is_no_regular_file_is_refused_at_once(odd, name, reader):
 def test_a_file_is_read_up_to_its_limit(tmp_path):
     file = tmp_path / "a.json"
     file.write_text('{"a": 1}')
-    assert reading.read_object(file, most=8) == {"a": 1}
+    assert files.read_object(file, most=8) == {"a": 1}
     with pytest.raises(ValueError, match="has 8 bytes, needed at most 7"):
-        reading.read_object(file, most=7)
+        files.read_object(file, most=7)
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="not text in UTF-8"):
-        reading.read_text(file)
+        files.read_text(file)
 
 
 @pytest.mark.parametrize(
@@ -73,16 +73,16 @@ def test_a_file_is_read_up_to_its_limit(tmp_path):
 )
 def test_an_entry_of_another_type_is_named(value, kind):
     with pytest.raises(ValueError, match=r"config\.json: 'key' must be"):
-        reading.field({"key": value}, "key", kind, "config.json")
+        files.field({"key": value}, "key", kind, "config.json")
     with pytest.raises(ValueError, match=r"config\.json: 'key' is missing"):
-        reading.field({}, "key", kind, "config.json")
+        files.field({}, "key", kind, "config.json")
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "..\\x", "", 3, None, "\\x"])
 def test_an_index_names_files_in_its_own_folder(tmp_path, name):
     with pytest.raises(ValueError, match="index"):
-        reading.inside(tmp_path, name, "index")
-    assert reading.inside(tmp_path, "a/b", "index") == tmp_path / "a" / "b"
+        files.inside(tmp_path, name, "index")
+    assert files.inside(tmp_path, "a/b", "index") == tmp_path / "a" / "b"
 
 
 def test_members_that_unpack_to_far_more_than_they_have_are_refused(tmp_path):
@@ -97,7 +97,7 @@ def test_members_that_unpack_to_far_more_than_they_have_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"array a unpacks .* bytes to 134,217,728"):
         open_checkpoint(path)
     np.savez(tmp_path / "fine.npz", a=np.arange(4.0))
-    archive = reading.Archive(tmp_path / "fine.npz")
+    archive = archives.Archive(tmp_path / "fine.npz")
     np.testing.assert_array_equal(archive.read("a"), np.arange(4.0))
     with pytest.raises(ValueError, match="array a has 32 bytes, needed at most 31"):
         archive.read("a", most=31)

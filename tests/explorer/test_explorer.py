@@ -14,7 +14,7 @@ import xarray as xr
 
 import iclflow as icl
 from iclflow import cli
-from iclflow.experiments.entry import Live
+from iclflow.experiments.base import Live
 from iclflow.explorer import curves
 from iclflow.explorer.address import BOUNDS, address, options
 from iclflow.explorer.bundle import POLICY, WEB, bundle, glue

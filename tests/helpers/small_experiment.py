@@ -7,8 +7,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure as Drawing
 
-from iclflow.experiments.base import Claim, below, near
-from iclflow.experiments.entry import Figure, Module, Source
+from iclflow.experiments.base import Claim, Figure, Module, Source, below, near
 
 COMPUTED: list[str] = []
 HERE = Module(__name__)

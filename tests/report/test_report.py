@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import iclflow.experiments
-from iclflow.experiments.base import Claim
-from iclflow.experiments.entry import Module
+from iclflow.experiments.base import Claim, Module
 from iclflow.plots.style import style
 from iclflow.report import page
 from iclflow.report.build import build, prepare, scorecard

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from iclflow.experiments.entry import Live
+from iclflow.experiments.base import Live
 from iclflow.report.build import build
 from tests.helpers import small_experiment as small
 from tests.helpers.browser import CHROMIUM, Page

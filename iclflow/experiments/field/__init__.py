@@ -1,6 +1,6 @@
 """Numbers that other groups published with their code, recomputed: a figure per group."""
 
-from iclflow.experiments.entry import Experiment, Figure, Source
+from iclflow.experiments.base import Experiment, Figure, Source
 
 _HERE = Experiment("field", folder=True)
 _BAND = """Each dot is a cell of a table: their number minus ours, in standard errors of the

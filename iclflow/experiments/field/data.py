@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from iclflow.experiments.entry import Function
+from iclflow.experiments.base import Function
 from iclflow.experiments.field.comparisons.cells import Check, Found
 from iclflow.experiments.field.comparisons.reading import HERE, PublishedTable, read_table
 from iclflow.experiments.runs import Variable, labelled

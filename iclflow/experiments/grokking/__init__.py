@@ -1,6 +1,6 @@
 """Grokking, and which measures move first (second paper, Figs 3B, 7)."""
 
-from iclflow.experiments.entry import Experiment, Figure, Live
+from iclflow.experiments.base import Experiment, Figure, Live
 
 _HERE = Experiment("grokking", folder=True)
 _SOURCE = _HERE.source(resumes=True)

@@ -1,6 +1,6 @@
 """In-context learning emerges with the second layer (second paper, Figs 5, 6)."""
 
-from iclflow.experiments.entry import Experiment, Figure, Live
+from iclflow.experiments.base import Experiment, Figure, Live
 
 _HERE = Experiment("in_context_emergence", folder=True)
 _SOURCE = _HERE.source(resumes=True)
