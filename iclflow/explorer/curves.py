@@ -16,7 +16,7 @@ DIGITS = 5  # more than a screen shows
 
 
 def panels(data: xr.Dataset, *, panels: str, title: str, **names: Any) -> Iterator[dict[str, Any]]:
-    """What `web/page/figure.js` mounts of a Dataset, by the names of an `experiments.entry.Live`.
+    """What `web/page/figure.js` mounts of a Dataset, by the names of an `experiments.base.Live`.
 
     - `panels`: a dimension with a panel for each of its values; one panel if empty.
     - `title`: of the panel, with the value of the dimension behind it.

@@ -44,7 +44,7 @@ def test_starts_are_read_by_the_names_of_their_axes():
         icl.sweep(TASK, INIT, DESCENT, until=5, start=start) for start in (earlier, turned)
     )
     np.testing.assert_array_equal(first["loss"], second["loss"])
-    models = [icl.runs.dataset.final_models(runs.isel(scale=1), INIT) for runs in (earlier, turned)]
+    models = [icl.runs.compute.final_models(runs.isel(scale=1), INIT) for runs in (earlier, turned)]
     np.testing.assert_array_equal(models[0].keys, models[1].keys)
 
 
@@ -54,7 +54,7 @@ def test_another_task_and_further_axes(earlier):
     later = icl.sweep(noisy, INIT, DESCENT, until=10, saveat=[0, 10], start=earlier,
                       axes={"rate": [0.05, 0.1]})  # fmt: skip
     assert later["loss"].dims == ("scale", "rate", "seed", "time")
-    models = icl.runs.dataset.final_models(earlier.isel(scale=1), INIT)
+    models = icl.runs.compute.final_models(earlier.isel(scale=1), INIT)
     first = icl.simulate(icl.Population(noisy), _one(models, 2), icl.Descent(0.05), saveat=[0, 10])
     np.testing.assert_allclose(later["loss"].values[1, 0, 2], first.loss, rtol=1e-12)
 
