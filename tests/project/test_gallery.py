@@ -45,14 +45,21 @@ def answer(output: str) -> tuple[float, float]:
     return float(found[0]), 10.0 ** -len((found[2] or ".")[1:])
 
 
+def test_an_example_without_its_library_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(SystemExit, match="pip install scikit-learn"):
+        runpy.run_path(str(ROOT / "examples" / "real_digits.py"), run_name="__main__")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("example", SOME)
 def test_an_example_gives_the_number_of_its_page(example, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():
-        if "import torch\n" in example.path.read_text(encoding="utf-8"):
-            pytest.importorskip("torch", reason="PyTorch is not installed")
-            warnings.simplefilter("ignore")  # those of other libraries
+        for name in ("torch", "sklearn"):  # which are in no extra
+            if re.search(rf"^ *(import|from) {name}\b", example.path.read_text(), flags=re.M):
+                pytest.importorskip(name, reason=f"{name} is not installed")
+                warnings.simplefilter("ignore")  # those of other libraries
         runpy.run_path(str(example.path), run_name="__main__")
     plt.close("all")
     output = capsys.readouterr().out

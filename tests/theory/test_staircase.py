@@ -297,7 +297,15 @@ def test_slope_and_jacobian_are_those_of_the_loss():
     y = np.concatenate([a.ravel() for a in weights])
     assert flow.loss(y[None])[0] == pytest.approx(float(loss(jnp.asarray(y))), rel=1e-13)
     assert np.abs(flow.slope(0.0, y) + jax.jit(jax.grad(loss))(y) / 2).max() < 1e-13
-    assert np.abs(flow.jacobian(0.0, y) + jax.jit(jax.hessian(loss))(y) / 2).max() < 1e-13
+    hessian = np.asarray(jax.jit(jax.hessian(loss))(y))
+    quadratic = Quadratic.of(population)
+    for source in (quadratic, quadratic.dense()):  # B ⊗ Λ by its factors, and written out
+        jacobian = HeadFlow(source, 3, 2).jacobian(0.0, y)
+        assert np.abs(jacobian + hessian / 2).max() < 1e-13
+    step = np.linspace(-1, 1, len(y))
+    one, other, two, opposite = flow.effective(y + np.outer([1, -1, 2, -2], step))
+    rate = (8 * (one - other) - (two - opposite)) / 12  # exact, for M is cubic in the weights
+    assert np.abs(flow.moved(y, step) - rate).max() < 1e-12
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ that `dL/dt = -2 Σ |dW/dt|²` and the Jacobian is symmetric.
 """
 
 import dataclasses
+import itertools
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -17,7 +18,9 @@ Parts = tuple[
     Float[np.ndarray, "*T H"], Float[np.ndarray, "*T H R D"], Float[np.ndarray, "*T H R D"]
 ]
 FLOOR = 1e-9  # of the fastest rate: slower directions are the scales of v, k, q, which are free
-ITERATIONS = 6  # of Newton's method at most; near a rest point two or three are enough
+ITERATIONS = 6  # eigenvectors that Newton's method takes at most; near a rest one or two are enough
+SHRINKS = 8  # how much a step is shorter than the one before while the same eigenvectors serve
+ROUNDING = 1e-13  # relative size of a step that is rounding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,47 +96,62 @@ class HeadFlow:
                 rate[:] = self.narrow(forces.reshape(heads, rank, -1)).reshape(rate.shape)
         return result
 
-    def tangents(self, y: np.ndarray) -> Float[np.ndarray, "n D D"]:
-        """∂M/∂W of one state, a matrix per weight."""
-        heads, inputs, size = self.heads, self.size, self.source.size
-        v, k, q = self._pairs(y)
-        pairs = len(k)
-        result = np.zeros((len(y), size, size))
-        each = k[:, :, None] * q[:, None, :]
-        result[:heads] = each.reshape(heads, self.rank, size, size).sum(1)
-        keys, queries = result[heads:].reshape(2, pairs, inputs, size, size)
-        first = 0 if self.block is None else inputs * np.repeat(self.block, self.rank)[:, None]
-        pair, axis = np.arange(pairs)[:, None], np.arange(inputs)
-        keys[pair, axis, first + axis, :] = (v[:, None] * q)[:, None, :]
-        queries[pair, axis, :, first + axis] = (v[:, None] * k)[:, None, :]
-        return result
+    def moved(self, y: np.ndarray, step: np.ndarray) -> Float[np.ndarray, "D D"]:
+        """How M changes to first order when the weights of one state change by a step."""
+        (v, k, q), (dv, dk, dq) = self._pairs(y), self._pairs(step)
+        return (dv[:, None] * k + v[:, None] * dk).T @ q + (v[:, None] * k).T @ dq
 
     def jacobian(self, t: float, y: np.ndarray) -> Float[np.ndarray, "n n"]:
         """∂(dW/dt)/∂W of one state: minus half the Hessian of the loss."""
         heads, inputs, size = self.heads, self.size, self.source.size
         v, k, q = self._pairs(y)
-        M = (v[:, None] * k).T @ q
-        tangents, R = self.tangents(y), self.source.residual(M)
-        flat, bent = (a.reshape(len(y), -1) for a in (tangents, self.source.bent(M, tangents)))
-        result = -flat @ bent.T
-        owner = np.repeat(np.arange(heads), self.rank * inputs)
-        count = len(owner)
-        index = heads + np.arange(count)
-        for rows, forces in ((index, q @ R.T), (index + count, k @ R)):
-            own = self.narrow(forces.reshape(heads, self.rank, size)).ravel()
-            result[rows, owner] += own
-            result[owner, rows] += own
+        vk, vq = v[:, None] * k, v[:, None] * q
+        M = vk.T @ q
+        R, result = self.source.residual(M), np.empty((len(y), len(y)))
+        own = (k[:, :, None] * q[:, None, :]).reshape(heads, self.rank, size, size).sum(1)
+        bent = self.source.bent(M, own)
+        result[:heads, :heads] = -own.reshape(heads, -1) @ bent.reshape(heads, -1).T
+        # A value weight with the keys and the queries: through M, and because it scales the force.
+        count = len(k) * inputs
+        forces = [-(vq @ bent.swapaxes(1, 2)), -(vk @ bent)]
+        for force, direct in zip(forces, (q @ R.T, k @ R), strict=True):
+            pairs = force.reshape(heads, heads, self.rank, size)
+            head = np.arange(heads)
+            pairs[head, head] += direct.reshape(heads, self.rank, size)
+        flat = np.concatenate(
+            [
+                self.narrow(a.reshape(heads, heads, self.rank, size)).reshape(heads, -1)
+                for a in forces
+            ],
+            axis=1,
+        )
+        result[:heads, heads:], result[heads:, :heads] = flat, flat.T
+        parts = [self._inner(a) for a in self.source.between(M, vk, vq)]
         if self.block is None:
             mine = R
         else:  # the block of R of each pair's layer
             blocks = R.reshape(self.source.blocks, inputs, self.source.blocks, inputs)
             layer = np.repeat(self.block, self.rank)
             mine = blocks[layer, :, layer]
-        pairs = index.reshape(-1, inputs)  # k and q of one pair feel R
-        keys, queries = pairs[:, :, None], pairs[:, None, :] + count
-        result[keys, queries] += v[:, None, None] * mine
-        result[queries, keys] += v[:, None, None] * mine
+        pair = np.arange(len(k))
+        parts[1][pair, :, pair] -= v[:, None, None] * mine  # k and q of one pair feel R
+        keys, both, queries = (a.reshape(count, count) for a in parts)
+        middle = heads + count
+        np.negative(keys, out=result[heads:middle, heads:middle])
+        np.negative(both, out=result[heads:middle, middle:])
+        np.negative(both.T, out=result[middle:, heads:middle])
+        np.negative(queries, out=result[middle:, middle:])
         return result
+
+    def _inner(self, wide: np.ndarray) -> np.ndarray:
+        """An array [P, D, P, D] among the inputs of all layers, among those of each pair's own."""
+        if self.block is None:
+            return wide
+        layer, inputs = np.repeat(self.block, self.rank), self.size
+        parts = wide.reshape(len(wide), -1, inputs, len(wide), self.source.blocks, inputs)
+        pair = np.arange(len(wide))
+        found = parts[pair[:, None], layer[:, None], :, pair, layer]  # [P, P, D, D]
+        return found.transpose(0, 2, 1, 3).copy()
 
     def effective(
         self, states: States, only: Bool[np.ndarray, "#T H"] | None = None
@@ -171,29 +189,39 @@ class HeadFlow:
             whole[keep] = one  # views of the result
         return result
 
-    def rested(self, y: np.ndarray, slowest: float, within: float) -> np.ndarray | None:
-        """Where all heads come to rest from a state near it, by Newton's method (Q4).
+    def rested(
+        self, y: np.ndarray, slowest: float, within: float
+    ) -> tuple[np.ndarray | None, float]:
+        """Where all heads come to rest from a state near it, and how far the first step moves R.
 
-        None if the first step moves the residual R by more than `within`: then the state is not
-        near enough, and each step costs the eigenvectors of the Hessian.
+        By Newton's method (Q4). The place is None if the first step moves the residual R by more
+        than `within`: then the state is not near enough.
 
         Only along directions in which the flow relaxes, at a rate above `slowest`. The scales of v,
         k and q of a pair are free, so some directions have no rate at all. In others heads turn
         slowly, because two gains are nearly equal: they stay as they are in those.
+
+        The eigenvectors of the Hessian are what this costs, so they serve for as long as the steps
+        made with them shrink fast.
         """
-        last = np.inf
-        for number in range(ITERATIONS):
+        moved, last = 0.0, np.inf
+        for search in range(ITERATIONS):
             rates, directions = np.linalg.eigh(self.jacobian(0.0, y))
             relaxing = rates < -max(slowest, FLOOR * float(np.abs(rates).max()))
-            directions = directions[:, relaxing]
-            step = directions @ ((self.slope(0.0, y) @ directions) / -rates[relaxing])
-            size = float(np.linalg.norm(step))
-            if size > last / 2:  # what is left is rounding
+            rates, directions = rates[relaxing], directions[:, relaxing]
+            for count in itertools.count():
+                step = directions @ ((self.slope(0.0, y) @ directions) / -rates)
+                size = float(np.linalg.norm(step))
+                if size > last / (SHRINKS if count else 2):
+                    break
+                if search == count == 0:
+                    moved = self._moves(y, y + step)
+                    if moved > within:
+                        return None, moved
+                y, last = y + step, size
+            if count == 0 or last < ROUNDING * float(np.linalg.norm(y)):
                 break
-            if number == 0 and self._moves(y, y + step) > within:
-                return None
-            y, last = y + step, size
-        return y
+        return y, moved
 
     def _moves(self, y: np.ndarray, other: np.ndarray) -> float:
         """How far two states are from each other in R."""

@@ -137,13 +137,14 @@ class Stack(AbstractMatrixLoss):
             found[i : i + portion] = np.asarray(losses)[: len(part)]
         return found.reshape(matrices.shape[:-2])
 
-    def bent(self, at: np.ndarray, directions: np.ndarray) -> np.ndarray:
-        """Half the Hessian at M, applied to the blocks of the directions."""
+    def hessian(self, at: np.ndarray) -> np.ndarray:
+        """Half the Hessian at M, between its blocks; zero elsewhere."""
         matrix = self._split(at)[0]
         half = np.asarray(_hessian(self.source, matrix, self.layers, self.tied)) / 2
-        rows = self._diagonal(directions)
-        moved = rows.reshape(len(rows), -1) @ half
-        return self._joined(moved.reshape(rows.shape)).reshape(directions.shape)
+        entries = matrix.size
+        rows = self._joined(half.reshape(entries, *matrix.shape)).reshape(entries, -1)
+        blocks = self._joined(rows.T.reshape(-1, *matrix.shape))
+        return blocks.reshape((self.size,) * 4)
 
     def beside(self, others: np.ndarray) -> "Stack":
         """The same loss with what the others add to M put first."""

@@ -39,6 +39,7 @@ NEAR_REST = 1e-2  # force on the heads awake, in units of the drop, at which a r
 TRANSIENT = 1e-6  # phase that dormant heads may miss when heads awake are put at rest
 CLOSE = 1e-4  # relative change of R at which heads awake may be put at rest
 FAR = 10  # times that, after one step of Newton's method: it is not worth another one
+AGAIN = (1 / 300, 1 / 3)  # bounds of the share to which the force falls before the next search
 FITTED = 1e-7  # relative size of R at which nothing is left to learn
 DRIFT = 1e-5  # relative change of R that heads at rest may still make during the plateau
 NOTHING = 1e-10  # relative size of R that counts as nothing
@@ -400,7 +401,7 @@ class _RestSearch:
     ) -> None:
         self.flow, self.opening, self.before, self.floor = flow, opening, before, floor
         self.below = below  # a loss that a rest must be below
-        self.tried, self.force = before, np.inf
+        self.tried, self.force = before, np.inf  # heads last seen awake, and the force to wait for
 
     def _finished(self, y: np.ndarray, up: Bool[np.ndarray, " H"]) -> bool:
         """Whether all heads together are at least squares, of which those awake have every mode.
@@ -430,19 +431,22 @@ class _RestSearch:
         flow, part = self.flow.some(y, up)
         force = float(np.linalg.norm(flow.slope(0.0, part)))
         gain, capacity = float(self.opening.gains[0]), flow.heads * flow.rank
-        # A search costs as much as some ten steps: again when the force has fallen to a third.
-        if force > min(NEAR_REST * gain * self.opening.size**2, self.force / 3):
+        if force > min(NEAR_REST * gain * self.opening.size**2, self.force):
             return None
         M = flow.effective(part[None])[0]
         spare = rank(M) < capacity
         if spare and np.linalg.norm(self.flow.source.residual(M)) > NEAR_REST * gain:
             return None
-        self.force = np.inf if spare else force
+        # A search costs as much as some ten steps, so the next one waits.
+        self.force = np.inf if spare else force * AGAIN[1]
         # What takes longer than the plateau to come to rest stays as it is.
         ahead = Opening.of(self.flow, y, up).dormant(self.flow, y, ~up).blow_up()[0]
         slowest = 1 / float(ahead.min(initial=np.inf))
-        rested = flow.rested(part, slowest, within=FAR * CLOSE * gain)
+        rested, moves = flow.rested(part, slowest, within=FAR * CLOSE * gain)
         if rested is None:
+            # How far R moves falls with the force.
+            share = CLOSE * gain / moves
+            self.force = np.inf if spare else force * min(max(share, AGAIN[0]), AGAIN[1])
             return None
         state = self.flow.put(y, up, rested)
         opening = Opening.of(self.flow, state, up)
@@ -466,7 +470,7 @@ class _RestSearch:
         wait = float(opening.dormant(self.flow, y, ~up).blow_up()[0].min())
         if not np.isfinite(wait):
             return _Rest(state, up, opening)
-        turning = np.tensordot(flow.slope(0.0, rested), flow.tangents(rested), 1)
+        turning = flow.moved(rested, flow.slope(0.0, rested))
         at = flow.effective(rested[None])[0]
         drift = float(np.linalg.norm(flow.source.bent(at, turning))) * wait
         if drift > DRIFT * opening.gains[0] or wait < LEAD * opening.unit:
