@@ -15,7 +15,10 @@ import ast as _ast
 import importlib as _importlib
 from pathlib import Path as _Path
 
+from iclflow.pool import widen as _widen
+
 __version__ = "0.2.0"
+_widen()
 
 # `__init__.pyi` is the one list of public names. Type checkers read it, and so do we: each name is
 # loaded when it is first used, so that `import iclflow` is quick.

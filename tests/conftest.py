@@ -20,6 +20,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+os.environ["PJRT_NPROC"] = (
+    "1"  # there are as many processes as cores; `iclflow.pool` has its own test
+)
 os.environ["ICLFLOW_CACHE"] = "off"  # no test reads or writes the cache of the user
 os.environ["ICLFLOW_DEBUG"] = "1"  # what no command foresaw is raised, not said in a line
 os.environ["BROWSER"] = "true"  # a command that does nothing: no test opens a page on a screen

@@ -160,10 +160,12 @@ def _serve(connection: Connection, out: Path, quick: bool, jobs: int) -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several to one GPU
     import jax
 
+    from iclflow.pool import threads
     from iclflow.report.making import make
     from iclflow.runs.device import cores
 
-    os.environ["NPROC"] = str(max(1, cores() // jobs))  # more threads of XLA would only wait
+    share = max(1, cores() // jobs)  # more threads of XLA would only wait
+    os.environ |= {"NPROC": str(share), "PJRT_NPROC": str(threads(share))}
     # Tracing a program makes millions of objects beside those of the libraries, all of which stay:
     # looking for garbage among them as often as usual takes a twentieth of the time.
     gc.freeze()

@@ -18,7 +18,7 @@ AHEAD = 2  # blocks per thread of a cluster: one to compute, one to go on with
 ATTEMPTS = 20  # of a block; Dask gives up on a task after three dead workers
 CONNECT = 10  # seconds
 ALONE = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
-ALONE |= dict.fromkeys(("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+ALONE |= dict.fromkeys(("NPROC", "PJRT_NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 @contextmanager

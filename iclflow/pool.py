@@ -1,0 +1,32 @@
+"""How many threads XLA's pool has on a CPU: one, or more than a program needs at once.
+
+With jaxlib 0.10 a batch of factorisations (LU, Cholesky, eigenvalues) holds a thread of the pool
+while it waits for work that it has handed to the same pool. On two cores the pool has two threads,
+and a program with two such batches side by side waits for ever. Threads beyond the cores cost
+nothing that could be measured, and one thread alone hands nothing on.
+"""
+
+import os
+
+LEAST = 16  # threads; far more than any program has batches of factorisations side by side
+
+
+def widen() -> None:
+    """Say to XLA how many threads it takes, before JAX is first used; what a user said stays.
+
+    >>> import os
+    >>> from iclflow.pool import threads
+    >>> threads(1), threads(2), threads(64)
+    (1, 16, 64)
+    """
+    said = os.environ.get("NPROC", "")
+    cores = int(said) if said.isdecimal() else os.cpu_count() or 1
+    os.environ.setdefault("PJRT_NPROC", str(threads(cores)))
+
+
+def threads(cores: int) -> int:
+    """The threads of XLA's pool for so many cores.
+
+    - `cores`: those that this process may use.
+    """
+    return 1 if cores == 1 else max(LEAST, cores)
