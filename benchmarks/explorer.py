@@ -88,7 +88,7 @@ def measure(page: Page, address: str) -> dict[str, str]:
         "first curve after opening: median, p95": spread(openings),
         "slider to picture: median, p95": spread(changes[10:]),
         "CPU time of the main thread for a change, all views and runs": f"{busy:.0f} ms",
-        "scrubbing, frames a second": f"{1000 * len(gaps) / sum(gaps):.0f}",
+        "scrubbing, frames per second": f"{1000 * len(gaps) / sum(gaps):.0f}",
     }
 
 

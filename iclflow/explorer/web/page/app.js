@@ -156,7 +156,7 @@ function arrived(shown) {
   const at = requests.findIndex((request) => request.settings === shown);
   if (at < 0) return;
   const [{ at: asked }] = requests.splice(0, at + 1).slice(-1);
-  requestAnimationFrame(() => latencies.push(performance.now() - asked)); // the frame with it is out
+  requestAnimationFrame((begin) => latencies.push(begin - asked)); // the frame with it is out, the other views are not drawn yet
 }
 
 function move() {

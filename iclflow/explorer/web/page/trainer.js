@@ -183,10 +183,15 @@ export class Trainer {
     this.runs.set(index, run);
     if (front && done) {
       this.waiting = false;
-      if (setup.rough) this.#post(1, setup.settings, [], [], true); // the run has all cores until it is there
+      if (setup.rough) setTimeout(() => this.setup === setup && this.#refineLater(setup)); // after the picture
       this.timer = setTimeout(() => !this.next && this.#trainOthers(setup), PAUSE);
     }
     this.changed(front ? "front" : "others");
+  }
+
+  /** A worker makes the theory of the run in front better: the run has all cores until it is there. @param {Setup} setup */
+  #refineLater(setup) {
+    if (!this.next) this.#post(1, setup.settings, [], [], true);
   }
 
   /** The runs behind, once the one in front is there: it has all cores until then. @param {Setup} setup */
@@ -202,12 +207,15 @@ export class Trainer {
   }
 }
 
+let source = "";
+
 /** A worker from the source inside the page, or, where the page is served as modules, from its file. @type {(receive: (message: any) => void) => Worker} */
 function startWorker(receive) {
   const inside = document.getElementById("worker");
+  if (inside) source ||= URL.createObjectURL(new Blob([inside.textContent ?? ""], { type: "text/javascript" }));
   // A page opened as a file has no origin, and may start no module worker, but a plain one from its own text.
   const worker = inside
-    ? new Worker(URL.createObjectURL(new Blob([inside.textContent ?? ""], { type: "text/javascript" })))
+    ? new Worker(source)
     : new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
   worker.onmessage = ({ data }) => receive(data);
   worker.onerror = ({ message }) => console.error(`worker: ${message}`);

@@ -9,6 +9,7 @@ import { integrate } from "./ode.js";
 /** @typedef {import("./ode.js").Point} Point */
 /** @typedef {import("./dormant.js").Stairs} Stairs */
 
+const ROUGH = 1e-5; // relative tolerance: the courses themselves are right to a hundredth
 const GONE = 300; // c v at which a blow-up is as good as reached
 
 /** Scalar courses: rank one, gains and drops in one order, no two equal. @type {(modes: Modes, shape: Shape, start: Float64Array) => Stairs} */
@@ -22,6 +23,7 @@ export function byCourse(modes, shape, start) {
   let now = point;
   for (const mode of order) {
     const path = integrate(dormant(shape, A, asleep), now, {
+      rtol: ROUGH,
       atol: 1e-8 * rootMeanSquare(now.y),
       stop: (_, y) => c[mode] * Math.abs(y[leader(y, asleep)] ?? Infinity) > GONE,
     });
@@ -35,6 +37,7 @@ export function byCourse(modes, shape, start) {
     const before = plateaus[plateaus.length - 1];
     const tail = integrate(dormant(shape, A, asleep), before[before.length - 1], {
       end: switched,
+      rtol: ROUGH,
       atol: 1e-8 * rootMeanSquare(now.y),
     });
     now = tail[tail.length - 1];
