@@ -3,7 +3,7 @@
     python benchmarks/levels.py [D ...]
 
 For each D, full blocks, D + 1 heads: seconds to build the moments of 2,000 prompts, peak memory,
-seconds a step from moments and from features, and P at which both cost the same, measured (a step
+seconds per step from moments and from features, and P at which both cost the same, measured (a step
 from features is proportional to P) and by the cost model of `icl.select`.
 """
 

@@ -1,4 +1,4 @@
-"""How many runs a second a sweep makes, by engine, and how much of the time is the host's.
+"""How many runs per second a sweep trains, by engine, and how much of the time is the host's.
 
     python benchmarks/runs.py [SEEDS] [STEPS]
     python benchmarks/runs.py --flow [SEEDS] [UNTIL]

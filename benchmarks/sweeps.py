@@ -1,4 +1,4 @@
-"""Sweeps: cells a second, and what batches, workers and the store cost or gain.
+"""Sweeps: cells per second, and what batches, workers and the store cost or gain.
 
     python benchmarks/sweeps.py [batches growth workers bookkeeping announced million]
 
@@ -62,7 +62,7 @@ def batches() -> None:
         shell += ["--scale", "0.07", "--seed", str(seed), "--save", "linear:50", "--json"]
         subprocess.run(shell, check=True, capture_output=True)
     shelled = 1000 * (time.perf_counter() - began) / 3
-    print(f"1,000 cells, one process: {batched:.2f} s, {1000 / batched:.0f} cells a second")
+    print(f"1,000 cells, one process: {batched:.2f} s, {1000 / batched:.0f} cells per second")
     print(f"  {simulated / batched:.1f} times warm simulate calls ({simulated:.1f} s)")
     print(f"  {shelled / batched:.0f} times the shell one by one ({shelled:.0f} s)")
 
@@ -77,7 +77,7 @@ def growth() -> None:
         for change in values:
             seconds = warm(Design.of(**{**SMALL, **change}), f"{name}-{list(change.values())}")
             rate = change["seeds"] / seconds
-            print(f"{name}: {change}: {seconds:.2f} s, {rate:.0f} cells a second")
+            print(f"{name}: {change}: {seconds:.2f} s, {rate:.0f} cells per second")
 
 
 def workers() -> None:

@@ -29,7 +29,7 @@ def contract(subscripts: str, *arrays: Array) -> Array:
 
     A GPU calls a matrix library for every batch of tiny products, and a CPU a routine for each of
     them, which costs more than they do; a product summed over axes is fused with what surrounds it
-    (four times the runs a second on a GPU, ten on a CPU: benchmarks/runs.py).
+    (four times the runs per second on a GPU, ten on a CPU: benchmarks/runs.py).
     """
     terms, result = subscripts.split("->")
     names = terms.split(",")

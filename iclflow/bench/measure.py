@@ -67,7 +67,7 @@ def processor() -> str:
 
 
 def peak(least: float) -> float:
-    """Operations a second in a product of two large matrices, at the precision of training."""
+    """Operations per second in a product of two large matrices, at the precision of training."""
     size = PEAK_SIZE.get(jax.default_backend(), PEAK_SIZE["cpu"])
     left, right = jax.random.normal(jax.random.key(0), (2, size, size))
 
@@ -241,7 +241,7 @@ def _fitted(line: CostLine, cost: Callable[[Job], tuple[float, float]]) -> dict[
 
 
 def _sweep(runs: int, quick: bool) -> dict[str, Any]:
-    """Runs a second of `sweep` as a user calls it, host and transfers included."""
+    """Runs per second of `sweep` as a user calls it, host and transfers included."""
     job = Job(POPULATION, "separate")
     task, init, descent = job.task(), job.init(), Descent(0.2)
     call = lambda: sweep(task, init, descent, until=SWEEP_STEPS, seeds=runs)  # noqa: E731

@@ -112,7 +112,7 @@ def _copied(value: Any) -> Any:
 
 
 class Line:
-    """One line that is rewritten in place, at most twice a second."""
+    """One line that is rewritten in place, at most twice per second."""
 
     def __init__(self) -> None:
         from rich.live import Live  # only when asked for

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 def show(found: dict[str, Any]) -> None:
     """What was written, on stdout."""
-    print(f"wrote {found['out']}: {found['frames']} frames at {found['fps']} a second")
+    print(f"wrote {found['out']}: {found['frames']} frames at {found['fps']} per second")
     print(f"weights in the {found['basis']}; {found['seconds']:.1f} s")
     if found["recorded_points"] < found["frames"] / 2:
         print(

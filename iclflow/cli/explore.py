@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="file",
         metavar="FILE",
-        help="settings of a TOML file or a saved run; options win",
+        help="settings from a TOML file or a saved run; options override them",
     )
     out.add_argument("--out", type=Path, metavar="page.html", help="the page; else a temporary one")
     out.add_argument("--no-browser", action="store_true", help="write the page, open nothing")

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="file",
         metavar="FILE",
-        help="settings of a TOML file or a saved run; options win",
+        help="settings from a TOML file or a saved run; options override them",
     )
     more.add_argument(
         "--probability", type=typed(float, above=0, most=0.999), default=0.9, metavar="P",

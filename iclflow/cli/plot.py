@@ -29,12 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", type=Path, metavar="FILE.zarr", help="a sweep; or FILE.nc")
     parser.add_argument("--x", required=True, metavar="NAME", help="an axis, or a variable")
     parser.add_argument(
-        "--y", required=True, metavar="NAME", help="a number of each run; of a map an axis"
+        "--y", required=True, metavar="NAME", help="a number of each run; for a map, an axis"
     )
     parser.add_argument("--z", metavar="NAME", help="a map: a number of each run, as colours")
     parser.add_argument(
         "--statistic", metavar="NAME",
-        help=f"what a map shows of the runs of a square: {', '.join(STATISTICS)} (median)",
+        help=f"statistic over the runs in a square of a map: {', '.join(STATISTICS)} (median)",
     )  # fmt: skip
     parser.add_argument("--color", metavar="NAME", help="an axis with one colour per value")
     parser.add_argument(
@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="fit the times --y against --x: power (T ~ x^b) or logarithm (T = a + b ln x)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="with --fit: one JSON object on stdout")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="FILE.png of the store")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="where the picture goes (beside FILE)"
+    )
     add_force(parser)
 
 

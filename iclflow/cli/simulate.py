@@ -34,7 +34,7 @@ EXAMPLES = """examples:
   iclflow simulate --dynamics flow --time 4000 --json
   # softmax attention needs sampled sequences; matching makes few of them look like many
   iclflow simulate --model softmax-merged --sequences 2000 --match --heads 4 --steps 5000 --rate 0.2
-  # or take the mean over tasks exactly: five times fewer sequences do for softmax attention
+  # or take the mean over tasks exactly: softmax attention then needs five times fewer sequences
   iclflow simulate --model softmax-separate --sequences 500 --average --scale 0.1 --steps 5000
   # tested on another covariance and at other lengths; and label noise that begins at step 3000
   iclflow simulate --steps 8001 --test 'turned: spectrum=0.1,0.2,0.3,0.4' --test-context 8,31,100
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="file",
         metavar="FILE",
-        help="settings of a TOML file or a saved run; options win",
+        help="settings from a TOML file or a saved run; options override them",
     )
     out.add_argument("--out", type=Path, metavar="FILE.nc", help="write the runs as NetCDF")
     out.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the loss and the theory")

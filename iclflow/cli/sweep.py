@@ -42,18 +42,24 @@ varies fields together. record = ["loss"] is kept at the save points; summaries 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The design, where it goes, and who computes."""
-    parser.add_argument("design", nargs="?", type=Path, metavar="DESIGN.toml")
+    parser.add_argument(
+        "design", nargs="?", type=Path, metavar="DESIGN.toml", help="the design to run"
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", dest="changed",
-        help="change a word of the design; the value as in TOML, or plain text",
+        help="change an entry of the design; the value is TOML or plain text",
     )  # fmt: skip
     parser.add_argument(
-        "--example", metavar="NAME", help="a design that ships: " + ", ".join(shipped())
+        "--example", metavar="NAME", help="run a design of the package: " + ", ".join(shipped())
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE.zarr", help="the store that the runs go into"
     )
-    parser.add_argument("--dry-run", action="store_true", help="only say what the sweep would take")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="only say how long the sweep takes and how much memory and disk",
+    )
     parser.add_argument(
         "--block",
         type=positive,

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="file",
         metavar="FILE",
-        help="settings of a TOML file or a saved run; options win",
+        help="settings from a TOML file or a saved run; options override them",
     )
     out.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="draw the levels and the predicted staircase"

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 DAMPING = 2 / 13  # of the stability polynomial
 REACH = 0.65  # a step of s stages is stable for sizes up to REACH (s² - 1)/ρ
 SAFETY = 1.15  # on the estimated spectral radius ρ
-POWERS = 20  # power iterations before the first step; then one a step
+POWERS = 20  # power iterations before the first step; then one per step
 
 # The slope f at the start of a step, the spectral radius of ∂f/∂y there and its eigenvector.
 State = tuple[Float[Array, " W"], Float[Array, ""], Float[Array, " W"]]

@@ -47,7 +47,7 @@ STEPS = 8_000  # twice the paper's window, for the slow part after the drops
 CONVERSION = (
     f"published init {PUBLISHED_INIT:g} per entry, attention not divided by N = {CONTEXT}: "
     f"{PUBLISHED_INIT * CONTEXT**0.5:.3g} per entry here, w = {SCALE:.3g} of (34) for the values; "
-    f"rate {PUBLISHED_RATE:g} is {RATE:.4g}, so t/τ = {2 * RATE:.3g} a step"
+    f"rate {PUBLISHED_RATE:g} is {RATE:.4g}, so t/τ = {2 * RATE:.3g} per step"
 )
 TESTS = {
     "in_context": "in-context test loss: every task vector random",

@@ -43,7 +43,7 @@ def stochastic(
 
 
 def mean_training(task: Task, marks: np.ndarray, *, clock: float) -> xr.Dataset:
-    """Descent on the population, infinitely many tasks a step: as `stochastic`, one seed."""
+    """Descent on the population, infinitely many tasks per step: as `stochastic`, one seed."""
     return _run(task, Population(task), marks, clock, 1)
 
 

@@ -96,7 +96,7 @@ def labelled(
 
 
 def clock(marks: np.ndarray, rate: float) -> dict[str, Any]:
-    """The coordinates `time` (t/τ = 2η a step) and `step`."""
+    """The coordinates `time` (t/τ = 2η per step) and `step`."""
     time = 2 * rate * np.asarray(marks, float)
     return {
         "time": ("time", time, {"long_name": r"training time $t/\tau$", "units": "1"}),

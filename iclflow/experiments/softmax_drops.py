@@ -155,7 +155,7 @@ def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
 
 
 def draw(data: xr.Dataset) -> Picture:
-    """Left: merged. Right: separate, a colour a seed; linear attention dashed."""
+    """Left: merged. Right: separate, one colour per seed; linear attention dashed."""
     with style():
         figure = Picture(figsize=(2 * COLUMN, 0.9 * COLUMN))
         left, right = figure.subplots(1, 2, sharey=True)

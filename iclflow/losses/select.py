@@ -35,9 +35,9 @@ from iclflow.tasks.inputs import Gaussian
 from iclflow.tasks.prompts import PromptSource
 from iclflow.tasks.task import Task
 
-# Rows (prompts times lengths) a feature at which a step costs the same from features, 4 operations
-# a row and feature, as from moments: 2 F² operations, or, beyond the cache, the time it takes to
-# read F² numbers (benchmarks/levels.py, D = 4 to 32).
+# Rows (prompts times lengths) per feature at which a step costs the same from features and from
+# moments. Features take 4 operations per row and feature. Moments take 2 F² operations, or, beyond
+# the cache, the time of reading F² numbers (benchmarks/levels.py, D = 4 to 32).
 CACHE = 2**25  # bytes
 WITHIN, BEYOND = 1.0, 2.5
 DRAWS = 1024  # of Λ̂ for one step, where the population has no closed form and none were asked for

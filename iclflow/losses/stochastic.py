@@ -20,7 +20,7 @@ class Minibatch(AbstractLoss):
     """Each step descends the loss of some sequences, drawn without replacement.
 
     - `whole`: the loss of all, which is what is reported.
-    - `size`: sequences a step.
+    - `size`: sequences per step.
 
     >>> import jax, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
@@ -64,7 +64,7 @@ class Fresh(AbstractLoss):
 
     - `task`: what they are drawn from.
     - `evaluation`: the loss that is reported.
-    - `size`: sequences a step.
+    - `size`: sequences per step.
     - `averaged`: whether each step takes the mean over tasks exactly (see `Sequences.sample`).
 
     >>> import iclflow as icl

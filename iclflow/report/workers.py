@@ -177,7 +177,7 @@ def _serve(connection: Connection, out: Path, quick: bool, jobs: int) -> None:
 
 
 def _fraction(send: Callable[[float], None]) -> Progress:
-    """Progress (done, total) as a fraction, at most ten times a second."""
+    """Progress (done, total) as a fraction, at most ten times per second."""
     last = -float("inf")
 
     def report(done: float, total: float) -> None:

@@ -239,7 +239,7 @@ class Piece:
     mark: float
     marks: np.ndarray  # all save points: whole steps of descent, or times of a flow
     stops: set[float]  # marks that observers asked for
-    models: Any  # stacked, one a run
+    models: Any  # stacked, one per run
 
 
 @runtime_checkable

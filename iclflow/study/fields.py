@@ -298,19 +298,19 @@ class Fields:
         page=(1, 8),
     )
     width: int | None = option(
-        None, MODEL, "of the stream of a transformer, a multiple of the heads (8 H)", metavar="d",
+        None, MODEL, "width of a transformer, a multiple of the number of heads (8 H)", metavar="d",
         least=1, needs=("model", "transformer"),
     )  # fmt: skip
     mlp: int = option(
-        0, MODEL, "hidden units of its MLPs over the width; 0 for none", least=0,
+        0, MODEL, "hidden units of the MLPs of a transformer, in widths; 0 for no MLPs", least=0,
         needs=("model", "transformer"),
     )  # fmt: skip
     no_norm: bool = option(
-        False, MODEL, "leave out its layer norms", needs=("model", "transformer")
+        False, MODEL, "leave out the layer norms of a transformer", needs=("model", "transformer")
     )
     causal: bool = option(
-        False, MODEL, "x and y as tokens of their own, which attend to those before; else pairs",
-        needs=("model", "transformer"),
+        False, MODEL, "a transformer reads x and y as separate tokens that attend to those before "
+        "them; otherwise its tokens are pairs", needs=("model", "transformer"),
     )  # fmt: skip
     scale: float = option(
         0.01,

@@ -266,7 +266,7 @@ class Task(AbstractTask):
     def draw(self, key: PRNGKeyArray, place: Place | None = None) -> Draw:
         """Draw the numbers behind one prompt; `place` is that in a set with exact proportions."""
         points, outputs, size = self.context + 1, self.outputs, self.size
-        # One block of normal numbers a prompt: random calls are what sampling costs to compile.
+        # One block of normal numbers per prompt: random calls are what sampling costs to compile.
         normals = jax.random.normal(key, (points * (size + 2 * outputs) + outputs * size,))
         cuts = np.cumsum([points * size, points * outputs, points * outputs])
         inputs, noise, target_noise, task = jnp.split(normals, cuts)

@@ -187,7 +187,7 @@ def test_a_gif_has_its_frames(runs, tmp_path, capsys):
 def test_an_mp4_can_be_played(runs, tmp_path, capsys):
     path = tmp_path / "film.mp4"
     assert film_of(runs, "--seed", 1, "--out", path) == 0
-    assert "4 frames at 8 a second" in capsys.readouterr().out
+    assert "4 frames at 8 per second" in capsys.readouterr().out
     check = [
         pictures.ffmpeg(),
         "-v",

@@ -294,7 +294,9 @@ def why_not(
             return "the moments are too large for the memory that the threads of a GPU share"
         terms = sum(f.size for f in program.leaves if f.used and not f.own and not f.matrix)
         if max(program.width / WIDEST, terms / TERMS) > 1:
-            return f"{program.width} numbers a run and {terms} shared are too many for a fused loop"
+            return (
+                f"{program.width} numbers per run and {terms} shared are too many for a fused loop"
+            )
         if len(marks) * program.seen_count * runs >= OFFSETS:
             return "a fused loop records fewer than 2^31 numbers; record less, or at fewer steps"
         if (

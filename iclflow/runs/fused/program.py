@@ -40,7 +40,7 @@ class Leaf(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many numbers a run has of it."""
+        """How many numbers each run has of it."""
         return math.prod(self.shape)
 
     @property

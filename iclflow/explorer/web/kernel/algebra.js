@@ -17,7 +17,7 @@ export class Program {
   constructor(size) {
     this.size = size;
     /** @type {number[]} */ this.steps = []; // kind, out, a, b, c
-    /** @type {number[]} */ this.shares = []; // one a step
+    /** @type {number[]} */ this.shares = []; // one per step
     this.used = 0;
     this.memory = new Float64Array(0);
     this.list = new Int32Array(0);

@@ -4,7 +4,7 @@ import { byId, field } from "../views/svg.js";
 
 /** @typedef {import("./trainer.js").Run} Run */
 
-const SPEED = 55; // saves a second while it plays
+const SPEED = 55; // saves per second while it plays
 
 export class Timeline {
   /** @param {boolean} calm no motion that was not asked for @param {number} wanted t/τ that an address asks for @param {() => void} changed */
