@@ -1,8 +1,11 @@
 """Strict JAX, double precision and runtime shape checks for the whole package."""
 
+import atexit
 import gc
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -26,7 +29,17 @@ os.environ["PJRT_NPROC"] = (
 os.environ["ICLFLOW_CACHE"] = "off"  # no test reads or writes the cache of the user
 os.environ["ICLFLOW_DEBUG"] = "1"  # what no command foresaw is raised, not said in a line
 os.environ["BROWSER"] = "true"  # a command that does nothing: no test opens a page on a screen
-# Tests compile far more than they compute.
+# Tests compile far more than they compute, and much of it again in other files and processes: all
+# processes of these tests share one folder of compiled programs, which is deleted at their end.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    PROGRAMS = tempfile.mkdtemp(prefix="iclflow-tests-")
+    atexit.register(shutil.rmtree, PROGRAMS, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = PROGRAMS
+    jax.config.update("jax_compilation_cache_dir", PROGRAMS)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 compile_sparingly()
 jax.config.update("jax_disable_most_optimizations", True)
 

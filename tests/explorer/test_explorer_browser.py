@@ -332,7 +332,10 @@ def test_recorded_runs_are_shown(page, tmp_path):
             "&rotate=true",
             marks=pytest.mark.slow,
         ),
-        "scale=0.3&sequences=50&data_seed=9&steps=300&rate=0.3&heads=2&context=9",
+        pytest.param(
+            "scale=0.3&sequences=50&data_seed=9&steps=300&rate=0.3&heads=2&context=9",
+            marks=pytest.mark.slow,
+        ),
         "model=merged&fixed_fraction=0.3&eigen_seed=5&scale=0.1&steps=300&heads=3&noise=0.2"
         "&spectrum=0.5,0.3&task_covariance=1,2&rotate=true",
         pytest.param(

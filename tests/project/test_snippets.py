@@ -227,7 +227,7 @@ WITH_BLOCKS = [page for page in PAGES if blocks(page.read_text(encoding="utf-8")
 
 HEAVY = {
     f"docs/{name}.md"
-    for name in ("choosing", "diagnostics", "explorer", "grokking", "linear-transformer",
+    for name in ("choosing", "diagnostics", "explorer", "field", "grokking", "linear-transformer",
                  "monitor", "optimisers")
 }  # fmt: skip
 QUICK = [

@@ -46,7 +46,7 @@ def measured(found: icl.theory.Prediction, model: icl.Layers, loss) -> np.ndarra
     return first_crossings(marks, np.asarray(run.loss), middles)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_layers_fall_in_as_many_steps_as_they_have_modes_and_when_it_is_predicted():
     table, minima = depth.plateau_table(TASK), depth.untied_minima(TASK)
     model = start(1)

@@ -90,6 +90,7 @@ def test_the_staircase_approaches_the_limit_in_any_task():
         assert limit.learned[-1] == min(heads * rank, Modes.of(task).rank)
 
 
+@pytest.mark.slow
 def test_gaps_inside_a_head_grow_with_the_logarithm():
     # The same direction at two scales: the gap per decade of 1/ε is the coefficient.
     for rank, expected in ((2, [8.5466]), (3, [8.5466, 18.4936])):

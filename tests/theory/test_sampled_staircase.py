@@ -95,7 +95,7 @@ def test_the_operator_of_one_sample_with_the_cross_moment_of_another_misses():
     assert np.abs(found[:count] / right[:count] - 1).max() > 0.05
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_large_samples_approach_the_population():
     model = Separate.initialiser(TASK, heads=4, scale=1e-2)(jax.random.key(3))
     limit, sizes, gaps = predict(TASK, model, probes=0).times[0], (300, 3000, 30000), []
