@@ -509,6 +509,24 @@ DEPTH = (
     ),
 )  # fmt: skip
 
+# Softmax attention from ever smaller weights, beside linear attention.
+_softmax_plateaus = Experiment("softmax_plateaus")
+
+SOFTMAX_PLATEAUS = (
+    Figure(
+        "softmax-fig1", "Softmax, Figure 1", "Softmax attention waits once for small weights",
+        _softmax_plateaus.source(), _softmax_plateaus.figure.draw,
+        caption="""Softmax and linear attention from the same weights of ever smaller scale w. Left:
+        their losses. Middle: the first plateau lasts ∝ 1/w in both. Right: the first drop makes the
+        values of all softmax heads of order one, so that their later plateaus last as long as
+        ln(1/w); those of linear attention go on growing as 1/w. A line is a start; where one is cut
+        short, linear attention does not fall below 0.18 in the time given.""",
+        alt="""Left: solid curves that fall once, soon after each other's first drop, and dashed
+        staircases that take ten times as long. Middle: two bundles of parallel lines that rise as
+        1/w. Right: one bundle that rises as 1/w and far below it another that is almost flat.""",
+    ),
+)  # fmt: skip
+
 BY_NAME: dict[str, Figure] = {
     figure.name: figure
     for figure in (
@@ -528,6 +546,7 @@ BY_NAME: dict[str, Figure] = {
         *LINEAR_TRANSFORMER_STAGES,
         *NULL_BLOCKS,
         *DEPTH,
+        *SOFTMAX_PLATEAUS,
         *in_context_emergence.FIGURES,
         *grokking.FIGURES,
         *field.FIGURES,

@@ -98,6 +98,16 @@ PAPERS = (
         ),
     ),
     Paper(
+        "Softmax attention in the population",
+        "beyond the papers",
+        "",
+        "For Gaussian inputs the population loss of softmax attention is known to first order in "
+        "1/N, in closed form. It shows how long softmax attention waits when its initial weights "
+        "become small. The formulas (S1) to (S12) are on the page on softmax attention of the "
+        "documentation.",
+        _figures("softmax-fig1"),
+    ),
+    Paper(
         "Exact Learning Dynamics of In-Context Learning in Linear Transformers and Its Application "
         "to Non-Linear Transformers",
         "N. Mainali and L. Teixeira, 2025",
