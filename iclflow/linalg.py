@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Complex, Float, PRNGKeyArray
 
 
@@ -209,3 +210,10 @@ class FactoredMatrix(eqx.Module):
         return FactoredMatrix(other @ self.left, self.right)
 
     __array_ufunc__ = None  # NumPy arrays hand `array @ factored` over to us
+
+
+def is_concrete(value: Any) -> bool:
+    """Whether an array has numbers to show: no tracer, no random key."""
+    if not isinstance(value, jax.Array | np.ndarray) or isinstance(value, Tracer):
+        return False
+    return not jnp.issubdtype(value.dtype, jax.dtypes.prng_key)

@@ -16,7 +16,7 @@ import pytest
 from beartype import BeartypeConf, FrozenDict, beartype
 from jaxtyping import install_import_hook
 
-from iclflow.cli.process import compile_sparingly
+from iclflow.cli import compile_sparingly
 
 # A runner in the background starts us with Ctrl-C ignored; tests of interruption need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -19,11 +19,11 @@ from iclflow.bench.jobs import LITERAL, SOFTMAX, Job
 from iclflow.dynamics import Descent
 from iclflow.losses import Sequences
 from iclflow.models import AbstractModel
+from iclflow.runs.device import one_clock, vmapped
 from iclflow.runs.fused.engine import VMAP, Fused, why_not
 from iclflow.runs.fused.program import write
 from iclflow.runs.fused.rules import live
 from iclflow.runs.fused.values import Multiplied
-from iclflow.runs.vmapped import one_clock, vmapped
 from iclflow.tasks.base import Prompt
 
 

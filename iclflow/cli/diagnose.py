@@ -163,7 +163,7 @@ def diagnose_our_runs(args: argparse.Namespace) -> int:
     from iclflow.diagnosis import diagnose
     from iclflow.diagnosis.identify import shifted
     from iclflow.measures import Clock
-    from iclflow.runs.labels import STEPS
+    from iclflow.runs.record import STEPS
     from iclflow.study.origin import Origin
     from iclflow.study.settings import load_runs
     from iclflow.tasks.task import Task

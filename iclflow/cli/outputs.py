@@ -144,13 +144,13 @@ def kept(out: Path) -> Path:
 
 def interrupted(runs: Any) -> bool:
     """Whether any of the runs was stopped before its end."""
-    from iclflow.runs.labels import INTERRUPTED
+    from iclflow.runs.record import INTERRUPTED
 
     return "result" not in runs or bool((runs["result"].values == INTERRUPTED).any())
 
 
 def failed(runs: Any) -> bool:
     """Whether any of the runs diverged."""
-    from iclflow.runs.labels import FAILED, OUTCOMES
+    from iclflow.runs.record import FAILED, OUTCOMES
 
     return any(OUTCOMES[code] in FAILED for code in runs["result"].values.ravel())

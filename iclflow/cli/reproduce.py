@@ -14,9 +14,9 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from iclflow.cli import compile_sparingly
 from iclflow.cli.options import typed
 from iclflow.cli.outputs import print_json
-from iclflow.cli.process import compile_sparingly
 from iclflow.report.figures import FIGURES
 from iclflow.results.progress import no_other_bar
 

@@ -143,7 +143,7 @@ def exit_code(summary: dict[str, Any]) -> int:
 
     `KeyboardInterrupt` with where they are if the run was stopped.
     """
-    from iclflow.runs.labels import FAILED
+    from iclflow.runs.record import FAILED
 
     failed = [i for i, result in enumerate(summary["result"]) if result in FAILED]
     if failed:

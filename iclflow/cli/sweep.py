@@ -133,8 +133,7 @@ def changed(said: list[str]) -> dict[str, Any]:
 
 def carry_out(args: argparse.Namespace, design: Any, example: Any, began: float) -> int:
     """Run a design into --out, or say what it would take."""
-    from iclflow.runs.estimate import estimate
-    from iclflow.runs.sweep import into_store
+    from iclflow.runs.sweep import estimate, into_store
 
     expected = estimate(design, args.workers or 1, args.block)
     if args.dry_run:
@@ -229,7 +228,7 @@ def duration(seconds: float) -> str:
 
 def outcome(store: Any) -> dict[str, Any]:
     """How the cells of a store ended."""
-    from iclflow.runs.labels import OUTCOMES
+    from iclflow.runs.record import OUTCOMES
 
     ended, failure = store["result"].values, store["failure"].values
     counts = {name: int((ended == code).sum()) for code, name in enumerate(OUTCOMES)}

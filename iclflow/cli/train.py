@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from iclflow.published import InitConvention, train
     from iclflow.published.training import stated
     from iclflow.results.provenance import content_key
-    from iclflow.runs.labels import FAILED, OUTCOMES
+    from iclflow.runs.record import FAILED, OUTCOMES
 
     began = time.perf_counter()
     options = Options(**given(args, Options))

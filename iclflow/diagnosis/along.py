@@ -12,11 +12,12 @@ from iclflow.dynamics import Descent
 from iclflow.losses import AbstractPromptLoss
 from iclflow.models import AbstractInitialiser, AbstractLinearModel
 from iclflow.results.trajectory import Trajectory
-from iclflow.runs.labels import as_dataset, attributes
 from iclflow.runs.record import (
     QUANTITIES,
     FixedPointDistance,
     PlateauDistance,
+    as_dataset,
+    attributes,
     measure_after,
     recorded_models,
 )

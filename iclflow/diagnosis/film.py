@@ -14,8 +14,7 @@ from iclflow.models import AbstractAttention, AbstractInitialiser, Separate
 from iclflow.results import pictures
 from iclflow.results.progress import Progress
 from iclflow.results.trajectory import Trajectory
-from iclflow.runs.labels import as_dataset
-from iclflow.runs.record import recorded_models
+from iclflow.runs.record import as_dataset, recorded_models
 from iclflow.study.origin import Origin, Source
 from iclflow.tasks.task import Task
 

@@ -25,8 +25,7 @@ from iclflow.measures import (
 )
 from iclflow.models import AbstractInitialiser, AbstractModel, Separate
 from iclflow.results.trajectory import Trajectory
-from iclflow.runs.labels import STEPS, TIME, as_dataset, in_order, is_timed
-from iclflow.runs.record import recorded_models
+from iclflow.runs.record import STEPS, TIME, as_dataset, in_order, is_timed, recorded_models
 from iclflow.study.origin import Origin, Source
 from iclflow.study.settings import Settings
 from iclflow.tasks.base import AbstractTask

@@ -111,3 +111,16 @@ def _marks(dynamics: AbstractDynamics, until: Any, saveat: Any, count: int) -> A
 def require_dynamics(dynamics: Any) -> None:
     """Refuse what cannot train."""
     require_kind("dynamics", dynamics, AbstractDynamics, "a dynamics, such as icl.Descent(0.1)")
+
+
+def log_steps(last: int, count: int = 200) -> np.ndarray:
+    """About `count` whole steps from 0 to `last`, evenly spaced in the logarithm."""
+    if last < 1:
+        return np.zeros(1, dtype=int)
+    grid = np.geomspace(1, last, max(2, count - 1))
+    return np.unique(np.concatenate([[0], np.round(grid).astype(int), [last]]))
+
+
+def linear_steps(last: int, count: int = 200) -> np.ndarray:
+    """About `count` whole steps from 0 to `last`, evenly spaced."""
+    return np.unique(np.round(np.linspace(0, last, max(2, count))).astype(int))

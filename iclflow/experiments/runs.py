@@ -17,7 +17,7 @@ import xarray as xr
 from iclflow.measures import find_stages
 from iclflow.results.provenance import stamp
 from iclflow.runs.folder import Snapshots
-from iclflow.runs.labels import INTERRUPTED
+from iclflow.runs.record import INTERRUPTED
 from iclflow.runs.sweep import sweep
 
 MARKS = 600  # save points of every run

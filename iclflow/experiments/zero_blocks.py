@@ -13,7 +13,7 @@ from jaxtyping import Array, PRNGKeyArray
 from matplotlib.axes import Axes
 
 from iclflow.dynamics import Descent
-from iclflow.dynamics.sharpness import reference_minimum
+from iclflow.dynamics.descent import reference_minimum
 from iclflow.experiments.base import Claim, near
 from iclflow.experiments.runs import finished, named
 from iclflow.losses import Moments

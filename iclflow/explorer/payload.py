@@ -15,8 +15,7 @@ import xarray as xr
 
 from iclflow.explorer.address import COMPONENTS, INSTEAD, require_page
 from iclflow.models import AbstractModel, Blocks, Merged, Separate, empty_model
-from iclflow.runs.labels import in_order, is_timed
-from iclflow.runs.record import recorded_models
+from iclflow.runs.record import in_order, is_timed, recorded_models
 from iclflow.study.settings import Settings, load_runs
 from iclflow.study.study import Study
 from iclflow.tasks.own_prompts import Prompts

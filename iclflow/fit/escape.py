@@ -16,7 +16,7 @@ from iclflow.models import AbstractInitialiser, Merged, Separate, draw_models, e
 from iclflow.results.choices import require_choice
 from iclflow.results.display import html_table
 from iclflow.results.progress import Progress, progress_bar
-from iclflow.runs.labels import COUNTED
+from iclflow.runs.record import COUNTED
 from iclflow.study.origin import Origin, Source
 from iclflow.theory.drops.quadratic import Quadratic
 from iclflow.theory.predict import drop_times, select, visited_levels

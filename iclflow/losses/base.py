@@ -1,8 +1,15 @@
 """What a loss is: how far a model is off, known at some level of exactness."""
 
 import abc
+import itertools
+import warnings
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from iclflow.models import AbstractModel
@@ -158,3 +165,50 @@ class AbstractPromptLoss(AbstractLoss):
     @abc.abstractmethod
     def require_memory(cls, prompts: AbstractPromptSet | Prompts, **options: Any) -> None:
         """Raise `ValueError` with what would be needed if the loss of a set does not fit."""
+
+
+def changes(loss: AbstractLoss) -> bool:
+    """Whether a loss is another one later in training, by jumps or smoothly.
+
+    >>> import iclflow as icl
+
+    >>> task = icl.Task([0.5, 0.3], context=15)
+    >>> changes(icl.Population(task)), changes(icl.Curriculum({0: task, 400: task}))
+    (False, True)
+    """
+    return loss.drifts or len(loss.pieces) > 1
+
+
+def piece_at(loss: AbstractLoss, mark: float) -> tuple[int, AbstractLoss, float]:
+    """The piece of a loss that is trained at a known mark: its number, itself, and its end.
+
+    The end is infinite for the last piece.
+    """
+    starts = [start for start, _ in loss.pieces]
+    place = int(np.searchsorted(starts, mark, side="right")) - 1
+    end = starts[place + 1] if place + 1 < len(starts) else np.inf
+    return place, loss.pieces[place][1], end
+
+
+def jumps(losses: Sequence[AbstractLoss]) -> tuple[float, ...]:
+    """The marks at which one of the losses jumps, increasing."""
+    found = itertools.chain.from_iterable(loss.pieces[1:] for loss in losses)
+    return tuple(sorted({start for start, _ in found}))
+
+
+_warned = False
+
+
+def warn_single_precision(loss: AbstractLoss) -> None:
+    """Warn once where a plateau would show rounding noise."""
+    global _warned
+    single = any(
+        leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(loss) if eqx.is_inexact_array(leaf)
+    )
+    if single and not _warned and not jax.config.read("jax_enable_x64"):
+        _warned = True
+        warnings.warn(
+            "the loss is in single precision, which shows noise near 1e-4 on a plateau; add "
+            'jax.config.update("jax_enable_x64", True) at the top of the program',
+            stacklevel=3,
+        )

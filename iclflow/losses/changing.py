@@ -4,7 +4,6 @@ A loss answers `at(mark)`: the loss that is trained at a step of descent, or at 
 flow. All other losses answer with themselves. Here are the two that do not.
 """
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from iclflow.losses.base import AbstractLoss
+from iclflow.losses.base import AbstractLoss, changes, piece_at
 from iclflow.losses.population import Population
 from iclflow.models import AbstractModel
 from iclflow.tasks.base import AbstractTask
@@ -245,35 +244,6 @@ class Blend(AbstractLoss):
 
     def scratch(self) -> int:
         return sum(loss.scratch() for loss in self.losses)
-
-
-def changes(loss: AbstractLoss) -> bool:
-    """Whether a loss is another one later in training, by jumps or smoothly.
-
-    >>> import iclflow as icl
-    >>> from iclflow.losses.changing import changes
-    >>> task = icl.Task([0.5, 0.3], context=15)
-    >>> changes(icl.Population(task)), changes(icl.Curriculum({0: task, 400: task}))
-    (False, True)
-    """
-    return loss.drifts or len(loss.pieces) > 1
-
-
-def piece_at(loss: AbstractLoss, mark: float) -> tuple[int, AbstractLoss, float]:
-    """The piece of a loss that is trained at a known mark: its number, itself, and its end.
-
-    The end is infinite for the last piece.
-    """
-    starts = [start for start, _ in loss.pieces]
-    place = int(np.searchsorted(starts, mark, side="right")) - 1
-    end = starts[place + 1] if place + 1 < len(starts) else np.inf
-    return place, loss.pieces[place][1], end
-
-
-def jumps(losses: Sequence[AbstractLoss]) -> tuple[float, ...]:
-    """The marks at which one of the losses jumps, increasing."""
-    found = itertools.chain.from_iterable(loss.pieces[1:] for loss in losses)
-    return tuple(sorted({start for start, _ in found}))
 
 
 def _as_loss(found: Any, whose: str) -> AbstractLoss:

@@ -17,11 +17,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from iclflow.linalg import contract
+from iclflow.linalg import contract, is_concrete
 from iclflow.losses.base import AbstractLoss, misfit
 from iclflow.losses.population import WhiteTask
 from iclflow.models import AbstractModel, Blocks, Softmax
-from iclflow.results.display import is_concrete
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.inputs import Gaussian
 from iclflow.tasks.task import Task, require_task

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from iclflow.linalg import gaussian_moment, packed_pairs
+from iclflow.linalg import gaussian_moment, is_concrete, packed_pairs
 from iclflow.losses.base import AbstractPromptLoss
 from iclflow.losses.features import (
     AbstractFeatureMap,
@@ -29,7 +29,6 @@ from iclflow.losses.features import (
 from iclflow.losses.memory import require_memory
 from iclflow.losses.population import LengthMoments
 from iclflow.models import AbstractModel
-from iclflow.results.display import is_concrete
 from iclflow.results.progress import Progress
 from iclflow.tasks.averaged import TaskAverage
 from iclflow.tasks.base import AbstractTask

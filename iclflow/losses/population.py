@@ -9,7 +9,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
-from iclflow.linalg import contract
+from iclflow.linalg import contract, is_concrete
 from iclflow.losses.base import AbstractLoss, misfit
 from iclflow.losses.commuting import (
     MOST_LAYERS,
@@ -20,7 +20,7 @@ from iclflow.losses.commuting import (
 from iclflow.losses.features import ReducedFeatures, refusal
 from iclflow.losses.wishart import two_layer_noise, two_layer_signal
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, Layers, Steps
-from iclflow.results.display import eigenvalues, is_concrete
+from iclflow.results.display import eigenvalues
 from iclflow.tasks.base import AbstractTask, Normaliser
 from iclflow.tasks.inputs import Gaussian
 from iclflow.tasks.task import ContextLabels, Task, require_task

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
-from iclflow.linalg import contract
-from iclflow.results.display import Displayed, is_concrete
+from iclflow.linalg import contract, is_concrete
+from iclflow.results.display import Displayed
 from iclflow.tasks.base import Prompt
 from iclflow.tasks.checks import require_kind, require_real, require_size, require_within, shown
 

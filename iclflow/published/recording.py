@@ -22,7 +22,7 @@ from iclflow.published.weights import from_published
 from iclflow.results.archives import Archive
 from iclflow.results.files import parse_json
 from iclflow.results.progress import Progress
-from iclflow.runs.labels import OUTCOMES
+from iclflow.runs.record import OUTCOMES
 from iclflow.study.flags import Options
 from iclflow.tasks.base import Normaliser, Prompt
 from iclflow.tasks.prompts import StackedPrompts

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import equinox as eqx
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
+
+from iclflow.linalg import is_concrete
 
 FEW = 8  # numbers of an array that is shown whole
 
@@ -73,13 +72,6 @@ def _shown(module: Displayed) -> dict[str, Any]:
         return module.shown()
     except AttributeError:  # it is being made
         return _fields(module)
-
-
-def is_concrete(value: Any) -> bool:
-    """Whether an array has numbers to show: no tracer, no random key."""
-    if not isinstance(value, jax.Array | np.ndarray) or isinstance(value, Tracer):
-        return False
-    return not jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

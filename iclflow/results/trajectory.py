@@ -7,7 +7,8 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from iclflow.results.display import html_table, is_concrete
+from iclflow.linalg import is_concrete
+from iclflow.results.display import html_table
 
 
 class RESULTS(eqx.Enumeration):
@@ -99,16 +100,3 @@ class Trajectory(eqx.Module):
     def model(self) -> Any:
         """The weights at the end of the run."""
         return self.state.model
-
-
-def log_steps(last: int, count: int = 200) -> np.ndarray:
-    """About `count` whole steps from 0 to `last`, evenly spaced in the logarithm."""
-    if last < 1:
-        return np.zeros(1, dtype=int)
-    grid = np.geomspace(1, last, max(2, count - 1))
-    return np.unique(np.concatenate([[0], np.round(grid).astype(int), [last]]))
-
-
-def linear_steps(last: int, count: int = 200) -> np.ndarray:
-    """About `count` whole steps from 0 to `last`, evenly spaced."""
-    return np.unique(np.round(np.linspace(0, last, max(2, count))).astype(int))

@@ -16,17 +16,15 @@ from jaxtyping import PRNGKeyArray
 
 from iclflow.dynamics import AbstractDynamics, Descent
 from iclflow.losses import AbstractLoss
-from iclflow.losses.changing import piece_at
+from iclflow.losses.base import piece_at
 from iclflow.losses.memory import RESERVE, device_bytes
 from iclflow.models import AbstractInitialiser, AbstractModel, draw_models, empty_model
 from iclflow.runs import cost
 from iclflow.runs.cost import numbers, run_bytes
-from iclflow.runs.device import to_host
+from iclflow.runs.device import one_clock, own_leaves, to_host, vmapped
 from iclflow.runs.fused.engine import VMAP, Fused, unfit, why_not
 from iclflow.runs.fused.values import CannotFuse
-from iclflow.runs.labels import INTERRUPTED, outcome
-from iclflow.runs.record import MODELS, Recording, measure_after
-from iclflow.runs.vmapped import one_clock, own_leaves, vmapped
+from iclflow.runs.record import INTERRUPTED, MODELS, Recording, measure_after, outcome
 
 SMALL = 4096  # numbers in a loss that is copied for each run rather than trained by itself
 PIECES = 12  # of a run, between which progress is shown and Ctrl-C works

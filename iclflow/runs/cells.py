@@ -23,17 +23,16 @@ from jaxtyping import ArrayLike, PRNGKeyArray
 from iclflow.dynamics import AbstractDynamics, AbstractOptimiser
 from iclflow.dynamics.base import marks_until, require_dynamics
 from iclflow.losses import AbstractLoss, Population
-from iclflow.losses.changing import jumps
+from iclflow.losses.base import jumps
 from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
 from iclflow.models.base import require_initialiser
 from iclflow.results.provenance import describe
 from iclflow.runs.batch import Entry, program_of
-from iclflow.runs.labels import INTERRUPTED, axis_labels
-from iclflow.runs.record import Record, by_name, in_axes
+from iclflow.runs.record import INTERRUPTED, Record, axis_labels, by_name, in_axes
 from iclflow.runs.simulate import SAVES
 from iclflow.runs.summaries import Summary, summaries_of
-from iclflow.runs.testing import TEST_LOSS, Tests, with_tests
+from iclflow.runs.testing import TEST_LOSS, Tests
 from iclflow.tasks.base import AbstractTask, Values
 from iclflow.tasks.checks import require_key, require_kind, require_real, require_size, shown
 
@@ -502,13 +501,15 @@ class Grid(AbstractCells):
             raise ValueError(
                 f"to vary {self.vary.value}, give a function key -> loss instead of one loss"
             )
-        loss = _loss_of(source)
+        loss, record = _loss_of(source), self.recorders
+        if self.tests is not None:
+            record = self.tests.among(record, empty_model(init))
         return Point(
             loss=loss,
             init=init,
             dynamics=dynamics,
             marks=self.marks,
-            record=with_tests(self.recorders, self.tests, empty_model(init)),
+            record=record,
             final=self.final,
             source=(lambda seed: source) if task else loss,
             vary=self.vary,

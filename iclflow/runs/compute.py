@@ -17,6 +17,7 @@ from jaxtyping import ArrayLike
 
 from iclflow.dynamics import AbstractDynamics
 from iclflow.losses import AbstractLoss
+from iclflow.losses.base import warn_single_precision
 from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
 from iclflow.models.base import once_a_kind
 from iclflow.results.provenance import stamp
@@ -24,16 +25,18 @@ from iclflow.runs.batch import AbstractObserver, Batch, BatchResult, Disk, Entry
 from iclflow.runs.cells import AbstractCells
 from iclflow.runs.device import copied
 from iclflow.runs.fused.engine import CPP, CUDA, VMAP
-from iclflow.runs.labels import (
+from iclflow.runs.record import (
     COUNTED,
     INTERRUPTED,
+    Recording,
     attributes,
+    by_name,
     clock_and_ends,
     coordinates_of,
+    in_axes,
+    resolve,
     variables,
 )
-from iclflow.runs.record import Recording, by_name, in_axes, resolve
-from iclflow.runs.simulate import warn_single_precision
 from iclflow.runs.summaries import Finished, Summary, summarise
 
 FINAL = "final_"  # begins the names of what is recorded of the last weights only

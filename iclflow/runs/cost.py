@@ -32,10 +32,9 @@ from iclflow.losses import Population
 from iclflow.models import AbstractModel, Separate
 from iclflow.models.base import once_a_kind
 from iclflow.results.cache import cache_folder, keep, processor, recall
-from iclflow.runs.device import cores
+from iclflow.runs.device import cores, one_clock, vmapped
 from iclflow.runs.fused.cpp import LANES
 from iclflow.runs.fused.engine import CPP, CUDA, VMAP, Fused, available
-from iclflow.runs.vmapped import one_clock, vmapped
 from iclflow.tasks.task import Task
 
 COPIES = 8  # of the weights in memory: gradients, the optimiser's state, what a step needs

@@ -1,7 +1,6 @@
 """`simulate`: one training run, as a pure function."""
 
 import itertools
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,14 +15,13 @@ from jaxtyping import ArrayLike, PRNGKeyArray
 from iclflow.dynamics import AbstractDynamics, Descent
 from iclflow.dynamics.base import marks_until, require_dynamics
 from iclflow.losses import AbstractLoss
-from iclflow.losses.base import require_loss
-from iclflow.losses.changing import jumps, piece_at
+from iclflow.losses.base import jumps, piece_at, require_loss, warn_single_precision
 from iclflow.models import AbstractModel
 from iclflow.models.base import require_model
 from iclflow.results.progress import Progress, progress_bar
 from iclflow.results.trajectory import RESULTS, Trajectory
 from iclflow.runs.record import MODELS, Record, Recording, measure_after, resolve
-from iclflow.runs.testing import Test, Tests, with_tests
+from iclflow.runs.testing import Test, Tests
 from iclflow.tasks.base import Values
 from iclflow.tasks.checks import require_key
 
@@ -80,7 +78,8 @@ def simulate(
         raise ValueError(f"{type(loss).__name__} cannot train {type(model).__name__}: {reason}")
     warn_single_precision(loss)
     marks = marks_until(dynamics, until, saveat, SAVES, _ahead(loss, state))
-    record = with_tests(record, Tests.of(test), model)
+    if test is not None:
+        record = Tests.of(test).among(record, model)
     recording = resolve(record, loss=loss, dynamics=dynamics)
     if state is None:
         key = jax.random.key(0) if key is None else key
@@ -253,21 +252,3 @@ def _measured(run: Trajectory, loss, dynamics, recording: Recording) -> Trajecto
     rates = dynamics.rate_at(run.step) if isinstance(dynamics, Descent) else None
     measured = measure_after(recording.after, run.record[MODELS], loss, rates, run.step)
     return eqx.tree_at(lambda r: r.record, run, kept | measured)
-
-
-_warned = False
-
-
-def warn_single_precision(loss: AbstractLoss) -> None:
-    """Warn once where a plateau would show rounding noise."""
-    global _warned
-    single = any(
-        leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(loss) if eqx.is_inexact_array(leaf)
-    )
-    if single and not _warned and not jax.config.read("jax_enable_x64"):
-        _warned = True
-        warnings.warn(
-            "the loss is in single precision, which shows noise near 1e-4 on a plateau; add "
-            'jax.config.update("jax_enable_x64", True) at the top of the program',
-            stacklevel=3,
-        )

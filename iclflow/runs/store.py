@@ -29,7 +29,7 @@ from iclflow.results.netcdf import with_present_names
 from iclflow.results.provenance import code_key, describe, stamp
 from iclflow.runs.cells import AbstractCells, Axis
 from iclflow.runs.compute import CLOCKS, ENGINES, Answer, clocked, label_of
-from iclflow.runs.labels import COUNTED, OUTCOMES
+from iclflow.runs.record import COUNTED, OUTCOMES
 
 CONTENT, CHECKSUM, ENGINE, FAILURE = "content", "checksum", "engine", "failure"
 FORMAT = 2  # of the stores that are written; those of format 1 had no checksums, and open too
@@ -38,11 +38,6 @@ AT_ONCE = 2**18  # numbers whose checksum is computed at a time
 
 Region = tuple[slice, ...]
 Labels = tuple[tuple[str, ...], np.ndarray, dict[str, str]]  # dims, values, attributes
-
-
-def is_store(path: Path | str | None) -> bool:
-    """Whether a path names a store of many cells, by its ending."""
-    return path is not None and Path(path).suffix == ".zarr"
 
 
 def block_shape(cells: AbstractCells, size: int) -> tuple[int, ...]:

@@ -11,13 +11,12 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from iclflow.losses import AbstractLoss, Draws, Population, Sequences, population_moments
-from iclflow.losses.changing import changes
+from iclflow.losses.base import changes
 from iclflow.losses.population import beyond_white
 from iclflow.models import AbstractLinearModel, AbstractModel
 from iclflow.models.layers import AbstractLayers
 from iclflow.results.trajectory import Labelled
-from iclflow.runs.labels import axis_labels
-from iclflow.runs.record import Record, by_name
+from iclflow.runs.record import Record, axis_labels, by_name
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.checks import require_size
 from iclflow.tasks.task import Task
@@ -99,9 +98,17 @@ class Tests(eqx.Module):
         )
 
     @classmethod
-    def of(cls, test: Any) -> "Tests | None":
-        """What `simulate` and `sweep` are given as `test`; None where it is None."""
-        return test if isinstance(test, Tests | None) else cls(test)
+    def of(cls, test: Any) -> "Tests":
+        """What `simulate` and `sweep` are given as `test`, as tests."""
+        return test if isinstance(test, Tests) else cls(test)
+
+    def among(self, record: Record, model: AbstractModel) -> Record:
+        """What a run of such models records, its tests among it.
+
+        - `record`: what it records besides.
+        - `model`: one of the models, with any weights.
+        """
+        return {**by_name(record), TEST_LOSS: self.recorder(model)}
 
     def recorder(self, model: AbstractModel) -> "TestLoss":
         """The recorder of `test_loss` for models of a kind; `ValueError` where one is refused.
@@ -123,13 +130,6 @@ class Tests(eqx.Module):
 
 # What `simulate` and `sweep` take as `test`.
 Test: TypeAlias = Source | Mapping[str, Source] | Tests | None
-
-
-def with_tests(record: Record, tests: Tests | None, model: AbstractModel) -> Record:
-    """What a run of such models records, its tests among it."""
-    if tests is None:
-        return record
-    return {**by_name(record), TEST_LOSS: tests.recorder(model)}
 
 
 class TestLoss(eqx.Module):

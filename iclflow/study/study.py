@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from iclflow.dynamics import AbstractDynamics, Descent
+from iclflow.dynamics.base import linear_steps
 from iclflow.losses import AbstractLoss, AbstractPromptLoss, Minibatch
 from iclflow.losses.select import Choice
 from iclflow.measures import first_crossings
@@ -21,10 +22,8 @@ from iclflow.models import (
     empty_model,
 )
 from iclflow.results.progress import Progress
-from iclflow.results.trajectory import linear_steps
 from iclflow.runs.cells import Vary
-from iclflow.runs.labels import OUTCOMES, in_order, is_timed
-from iclflow.runs.record import FixedPointDistance, OfModel
+from iclflow.runs.record import OUTCOMES, FixedPointDistance, OfModel, in_order, is_timed
 from iclflow.runs.summaries import theory_times
 from iclflow.runs.sweep import sweep
 from iclflow.runs.testing import TEST_LOSS, Tests, population_of

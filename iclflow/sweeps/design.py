@@ -21,7 +21,7 @@ import xarray as xr
 from iclflow.dynamics import Descent
 from iclflow.dynamics.base import marks_until
 from iclflow.losses import AbstractLoss
-from iclflow.losses.changing import jumps
+from iclflow.losses.base import jumps
 from iclflow.results.choices import require_choice
 from iclflow.results.progress import Progress
 from iclflow.results.provenance import describe

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from iclflow.linalg import symmetric_power
-from iclflow.results.display import is_concrete
+from iclflow.linalg import is_concrete, symmetric_power
 from iclflow.tasks.base import AbstractTask, Prompt
 from iclflow.tasks.prompts import AbstractPromptSet
 from iclflow.tasks.task import ContextLabels, Task

@@ -12,8 +12,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from iclflow.linalg import random_rotation, with_eigenvectors
-from iclflow.results.display import eigenvalues, is_concrete
+from iclflow.linalg import is_concrete, random_rotation, with_eigenvectors
+from iclflow.results.display import eigenvalues
 from iclflow.tasks.base import AbstractTask, Normaliser, Place, Prompt, Values
 from iclflow.tasks.checks import (
     require_kind,

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 import iclflow as icl
-from iclflow.cli import COMMANDS, build_parser, main
-from iclflow.cli.process import EXIT
+from iclflow.cli import COMMANDS, EXIT, build_parser, main
 from iclflow.plots import losses
 from iclflow.results.netcdf import load
 from tests.helpers.commands import call, refused

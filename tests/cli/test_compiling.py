@@ -8,12 +8,11 @@ import sys
 import pytest
 
 from iclflow import cli
-from iclflow.cli import process
 from iclflow.runs.device import cores
 
 PROGRAM = """
 import sys
-from iclflow.cli.process import compile_sparingly
+from iclflow.cli import compile_sparingly
 if sys.argv[1] != "plain":
     compile_sparingly(int(sys.argv[1]))
 import jax
@@ -41,7 +40,7 @@ def test_results_agree_to_rounding() -> None:
 
 def test_flags_of_the_user_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=2")
-    process.compile_sparingly()
+    cli.compile_sparingly()
     flags = os.environ["XLA_FLAGS"].split()
     assert flags[-1] == "--xla_backend_optimization_level=2"
     assert flags[0] == "--xla_backend_optimization_level=0"
@@ -50,15 +49,15 @@ def test_flags_of_the_user_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_flag_that_a_release_may_not_know_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.11.2")
-    process.compile_sparingly(1)
+    cli.compile_sparingly(1)
     assert os.environ["XLA_FLAGS"] == "--xla_backend_optimization_level=1"
 
 
 def test_said_twice_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=here")
-    process.compile_sparingly(1)
+    cli.compile_sparingly(1)
     once = os.environ["XLA_FLAGS"]
-    process.compile_sparingly(1)
+    cli.compile_sparingly(1)
     assert os.environ["XLA_FLAGS"] == once
     assert once.split()[-1] == "--xla_dump_to=here"
 

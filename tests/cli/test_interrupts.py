@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from iclflow.cli import EXIT, interruptible
 from iclflow.cli.outputs import kept, train_into
-from iclflow.cli.process import EXIT, interruptible
 from iclflow.results.netcdf import load, replace
-from iclflow.runs.labels import INTERRUPTED
+from iclflow.runs.record import INTERRUPTED
 
 TASK = ["--spectrum", "0.5,0.3", "--context", "5", "--heads", "2", "--scale", "0.5"]
 RUN = ["simulate", *TASK, "--rate", "1e-4", "--save", "linear:50", "--steps", "20000000"]
@@ -71,7 +71,7 @@ def test_an_interrupt_while_something_starts_waits_for_its_end(file):
 
 @pytest.mark.parametrize("number", EXIT)
 def test_a_signal_after_the_end_changes_nothing(number):
-    text = "import atexit, os, signal; from iclflow.cli.process import leave; "
+    text = "import atexit, os, signal; from iclflow.cli import leave; "
     text += f"atexit.register(os.kill, os.getpid(), signal.{number.name}); leave(1)"
     assert subprocess.run([sys.executable, "-c", text]).returncode == 1
 

@@ -19,8 +19,7 @@ from iclflow.plots.sweeps import sweep_figure
 from iclflow.plots.weights import weights_film
 from iclflow.results.netcdf import load
 from iclflow.runs.compute import final_models
-from iclflow.runs.labels import from_dataset
-from iclflow.runs.record import recorded_models
+from iclflow.runs.record import from_dataset, recorded_models
 from iclflow.study.settings import Settings
 from iclflow.sweeps.look import look
 

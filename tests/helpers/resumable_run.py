@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from iclflow.dynamics import Adam, Descent
-from iclflow.results.trajectory import log_steps
+from iclflow.dynamics.base import log_steps
 from iclflow.runs import batch
 from iclflow.runs.folder import Snapshots
 from iclflow.runs.record import OfModel

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import iclflow as icl
-from iclflow.runs.labels import to_dataset
+from iclflow.runs.record import to_dataset
 from iclflow.study.fields import from_names
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study

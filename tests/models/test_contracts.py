@@ -14,7 +14,7 @@ import pytest
 
 import iclflow as icl
 from iclflow.models.registry import MODELS
-from iclflow.runs.labels import variables
+from iclflow.runs.record import variables
 
 KEY = jax.random.key(3)
 GIVEN = {"heads": 2, "rank": 2, "blocks": icl.Blocks.FULL, "layers": 2, "tied": False}

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from iclflow.cli.process import forget_programs
+from iclflow.cli import forget_programs
 from iclflow.results import cache, provenance
 
 THEORY = ["theory", "--spectrum", "1,0.5", "--context", "9", "--json"]

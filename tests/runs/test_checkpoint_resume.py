@@ -19,7 +19,7 @@ from iclflow.checkpoints import find_series, measure_series
 from iclflow.results.tensors import load_tree, open_tensors, save_tree, write_tensors
 from iclflow.runs.compute import final_models
 from iclflow.runs.folder import PLAN, own_folder
-from iclflow.runs.labels import OUTCOMES
+from iclflow.runs.record import OUTCOMES
 from iclflow.transformers import effective_ranks, spectrum
 from tests.helpers.resumable_run import INIT, STEPS, run
 

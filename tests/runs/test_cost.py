@@ -11,9 +11,9 @@ import iclflow as icl
 from iclflow import cli
 from iclflow.dynamics import Adam
 from iclflow.runs import batch, cost
-from iclflow.runs.estimate import estimate
 from iclflow.runs.fused import engine
 from iclflow.runs.fused.engine import CPP, VMAP
+from iclflow.runs.sweep import estimate
 from iclflow.sweeps.design import Design, run
 
 COMPILER = pytest.mark.skipif(engine.available() != CPP, reason="there is no C++ compiler")

@@ -13,9 +13,9 @@ import iclflow as icl
 from iclflow.dynamics.descent import Adam
 from iclflow.models import Blocks, draw_models
 from iclflow.runs import cost
+from iclflow.runs.device import vmapped
 from iclflow.runs.fused import cpp, engine, rules
 from iclflow.runs.fused.program import write
-from iclflow.runs.vmapped import vmapped
 
 TASK = icl.Task([0.6, 0.3], 15)
 POPULATION = icl.Population(TASK)

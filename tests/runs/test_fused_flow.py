@@ -14,9 +14,9 @@ import iclflow as icl
 from iclflow.losses import Population
 from iclflow.models import Blocks, draw_models
 from iclflow.runs import cost
+from iclflow.runs.device import vmapped
 from iclflow.runs.fused import cpp, cuda, engine, flow_cuda, tsit5
 from iclflow.runs.fused.program import write
-from iclflow.runs.vmapped import vmapped
 from iclflow.theory import conserved_quantities
 from tests.helpers.fused_fuzz import fuzz_flows
 

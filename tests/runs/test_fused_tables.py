@@ -14,11 +14,11 @@ import iclflow as icl
 from iclflow.bench.engines import fused_operations
 from iclflow.models import Blocks, draw_models
 from iclflow.runs import cost
+from iclflow.runs.device import vmapped
 from iclflow.runs.fused import cpp, cuda, engine, program
 from iclflow.runs.fused.program import write
 from iclflow.runs.fused.schedule import scheduled
 from iclflow.runs.fused.values import Statement
-from iclflow.runs.vmapped import vmapped
 
 TASK = icl.Task([0.6, 0.3], 15)
 MOMENTS = icl.Moments.sample(TASK, 50, key=jax.random.key(1))  # 12 features: a table of 144

@@ -72,7 +72,7 @@ def test_a_store_has_the_runs_that_memory_has(whole, tmp_path):
 
 def test_it_goes_on_where_it_was_stopped_in_every_bit(whole, tmp_path, monkeypatch):
     path, compute, calls = tmp_path / "s.zarr", computing.compute, []
-    monkeypatch.setattr("iclflow.runs.estimate.MOST", {"cpu": 2, "gpu": 2})  # cells of a block
+    monkeypatch.setattr("iclflow.runs.sweep.MOST", {"cpu": 2, "gpu": 2})  # cells of a block
 
     def stopping(block):
         calls.append(block)
@@ -171,7 +171,7 @@ def test_a_cluster_takes_own_models_losses_optimisers_and_summaries(tmp_path, mo
     options["record"] = {"loss": "loss", "least": icl.Summary(lambda runs: runs.loss.min(axis=1))}
     problem = (own_loss, Warm(INIT), icl.Descent(0.05, icl.Adam()))
     client = Here()
-    monkeypatch.setattr("iclflow.runs.estimate.LEAST", 1)  # cells of a block
+    monkeypatch.setattr("iclflow.runs.sweep.LEAST", 1)  # cells of a block
     found = icl.sweep(*problem, store=tmp_path / "s.zarr", client=client, **options)
     assert client.sent >= 2
     assert (found["failure"] == 0).all()

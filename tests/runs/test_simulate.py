@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from iclflow.dynamics import Adam, Descent, Flow
+from iclflow.dynamics.base import linear_steps, log_steps
 from iclflow.losses import Features, Minibatch, Population
 from iclflow.models import Separate
-from iclflow.results.trajectory import linear_steps, log_steps
 from iclflow.runs.record import OfModel
 from iclflow.runs.simulate import simulate
 from iclflow.tasks.task import Task
@@ -198,7 +198,7 @@ def test_save_points():
 
 
 def test_single_precision_warns_once(monkeypatch):
-    monkeypatch.setattr("iclflow.runs.simulate._warned", False)
+    monkeypatch.setattr("iclflow.losses.base._warned", False)
     single = jax.tree.map(lambda a: a.astype(jnp.float32), (LOSS, INIT(KEY)))
     jax.config.update("jax_enable_x64", False)
     try:

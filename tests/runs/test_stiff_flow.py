@@ -11,8 +11,8 @@ import iclflow as icl
 from iclflow.losses import Population
 from iclflow.models import draw_models
 from iclflow.runs import cost
+from iclflow.runs.device import vmapped
 from iclflow.runs.fused import cpp, engine, flow_cpp, rodas5p
-from iclflow.runs.vmapped import vmapped
 from iclflow.theory import conserved_quantities
 from tests.helpers.fused_fuzz import fuzz_flows, implicit_step
 

@@ -17,7 +17,7 @@ from iclflow.runs import compute, device, vmapped
 from iclflow.runs.compute import final_models
 from iclflow.runs.cost import COPIES
 from iclflow.runs.folder import Snapshots
-from iclflow.runs.labels import OUTCOMES, from_dataset, to_dataset
+from iclflow.runs.record import OUTCOMES, from_dataset, to_dataset
 from iclflow.runs.simulate import simulate
 from iclflow.runs.sweep import Vary, sweep
 from iclflow.tasks.task import Task

@@ -8,7 +8,7 @@ import pytest
 
 import iclflow as icl
 from iclflow.results.netcdf import save
-from iclflow.runs.labels import to_dataset
+from iclflow.runs.record import to_dataset
 from iclflow.study.origin import Origin
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study

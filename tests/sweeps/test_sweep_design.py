@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from iclflow.runs.estimate import estimate
 from iclflow.runs.store import block_shape, content_keys, point_keys, regions
+from iclflow.runs.sweep import estimate
 from iclflow.study.settings import Settings
 from iclflow.sweeps.design import Design, StudyCache
 

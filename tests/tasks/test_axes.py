@@ -13,8 +13,7 @@ from iclflow.dynamics import Descent
 from iclflow.explorer.payload import payload
 from iclflow.losses import Population
 from iclflow.models import Merged, Separate
-from iclflow.runs.labels import to_dataset
-from iclflow.runs.record import FixedPointDistance
+from iclflow.runs.record import FixedPointDistance, to_dataset
 from iclflow.runs.simulate import simulate
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study

@@ -5,7 +5,7 @@ This is the one file of the room that knows what a loss, a dynamics and its stat
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -17,7 +17,7 @@ from jaxtyping import Array
 from iclflow.dynamics import Flow, FlowState
 from iclflow.dynamics.flow import NextStep, slope
 from iclflow.results.trajectory import RESULTS
-from iclflow.runs.device import cores, to_host
+from iclflow.runs.device import Advanced, cores, to_host
 from iclflow.runs.fused import cpp, cuda, flow_cpp, flow_cuda
 from iclflow.runs.fused.program import TERMS, Program, trace, write
 from iclflow.runs.fused.values import CannotFuse
@@ -38,13 +38,6 @@ NEEDED = {
     "cpu": "a fused loop needs a C++ compiler: c++, g++, clang++, or what CXX names",
     "gpu": "a fused loop on a GPU needs CuPy: pip install cupy-cuda13x",
 }
-
-
-class Advanced(NamedTuple):
-    """A batch at its last mark: all that is left of a run's `Trajectory` here."""
-
-    state: Any
-    record: dict[str, Any]  # [run, mark, ...]
 
 
 class Fused:
