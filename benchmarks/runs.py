@@ -4,6 +4,7 @@
     python benchmarks/runs.py --flow [SEEDS] [UNTIL]
     python benchmarks/runs.py --stiff [SEEDS] [UNTIL]
     python benchmarks/runs.py --precision PICTURE
+    python benchmarks/runs.py --shares [SEEDS] [LENGTH]
 
 The job: population descent, separate key and query of rank one, D = 4, H = 5, the loss at about
 150 steps. One sweep under `vmap`, one by the fused loop of this machine (a GPU, or a CPU with
@@ -15,7 +16,8 @@ host's (plan, transfers, labels).
 and has the errors of both engines against flows of tolerance 1e-11. Seconds are by the clock and of
 all cores' time: on a busy machine the second says more. `--stiff` compares explicit and implicit
 steps of the fused loop until t/τ = 200,000. `--precision` draws the errors of all of them at
-tolerances of 1e-4 to 1e-9 over the seconds that a run takes.
+tolerances of 1e-4 to 1e-9 over the seconds that a run takes. `--shares` has the time of a run under
+`vmap` for shares of several sizes: what fits the caches of a core is what a sweep takes.
 """
 
 import argparse
@@ -30,8 +32,11 @@ import iclflow as icl
 from iclflow.dynamics.base import marks_until
 from iclflow.models import draw_models
 from iclflow.runs import cost
+from iclflow.runs.device import one_clock, share_size, vmapped
 from iclflow.runs.fused import cuda, engine
 from iclflow.runs.simulate import SAVES
+
+SEEDS = 1024
 
 
 def seconds(call, times=3):
@@ -62,7 +67,7 @@ def kernel(loss, descent, models, marks):
     return lambda: cuda.advance(program, flat, zeros, marks, int(marks[-1]), start.running)
 
 
-def main(seeds=1024, steps=10_000):
+def main(seeds=SEEDS, steps=10_000):
     task = icl.Task([0.4, 0.3, 0.2, 0.1], 31)
     loss, descent = icl.Population(task), icl.Descent(0.2)
     init = icl.Separate.initialiser(task, heads=5, scale=0.1)
@@ -228,25 +233,47 @@ def draw(points, path):
     figure.savefig(path)
 
 
+def shares(seeds, length):
+    """The processor time of a run under `vmap`, by the number of runs that a core has together."""
+    for name, (loss, init), dynamics, until in (
+        ("descents", flow_problem(), icl.Descent(0.2), length or 500),
+        ("flows", flow_problem(), icl.Flow(1e-6), length or 100.0),
+    ):
+        models = draw_models(init, range(seeds))
+        start = eqx.filter_vmap(lambda m, d=dynamics, at=loss: d.init(at, m, jax.random.key(0)))
+        parts = (loss, dynamics, one_clock(dynamics, start(models)))
+        fits = cost.share(init(jax.random.key(0)), loss.scratch())
+        for most in (fits // 8, fits // 2, fits, 2 * fits, 4 * fits, 8 * fits):
+            advance = lambda p=parts, m=most, u=until: vmapped(  # noqa: E731
+                p, (None, None), np.asarray([u]), {}, m
+            )
+            _, busy, _ = timed(advance, 2)
+            print(f"{name}, {share_size(seeds, most):6} together: {busy / seeds * 1e6:8.1f} µs of a"
+                  f" core per run{'; chosen' if most == fits else ''}", flush=True)  # fmt: skip
+
+
 def command():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("seeds", type=int, nargs="?", default=1024)
+    parser.add_argument("seeds", type=int, nargs="?")
     parser.add_argument("length", type=float, nargs="?", help="steps, or t/τ of a flow")
     parser.add_argument("--flow", action="store_true", help="gradient flow instead of descent")
     parser.add_argument("--stiff", action="store_true", help="a long flow by both kinds of steps")
     parser.add_argument("--precision", type=Path, metavar="PICTURE", help="errors over seconds")
+    parser.add_argument("--shares", action="store_true", help="sizes of the shares of vmap")
     parser.add_argument("--double", action="store_true", help="double precision")
     args = parser.parse_args()
-    if args.double or args.precision or args.stiff:
+    if args.double or args.precision or args.stiff or args.shares:
         jax.config.update("jax_enable_x64", True)
     if args.precision:
         precision(args.precision)
+    elif args.shares:
+        shares(args.seeds or 16 * SEEDS, args.length)
     elif args.stiff:
-        stiff(args.seeds, args.length or 200_000.0)
+        stiff(args.seeds or SEEDS, args.length or 200_000.0)
     elif args.flow:
-        flow(args.seeds, args.length or 4000.0)
+        flow(args.seeds or SEEDS, args.length or 4000.0)
     else:
-        main(args.seeds, int(args.length or 10_000))
+        main(args.seeds or SEEDS, int(args.length or 10_000))
 
 
 if __name__ == "__main__":

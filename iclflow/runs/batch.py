@@ -462,6 +462,7 @@ def _advances(found: Engine, batch: Batch, fused: Fused) -> Callable:
     the compiler's reason, and the piece is advanced by that.
     """
     (loss, _, dynamics), axes = batch.parts, (batch.axes[0], batch.axes[2])
+    most = cost.share(batch.like, batch.one[0].scratch())
 
     def advance(now: Any, marks: np.ndarray, record: dict[str, Callable], jumps: bool) -> Any:
         now = _renewed(loss, dynamics, now, axes) if jumps else now
@@ -470,7 +471,7 @@ def _advances(found: Engine, batch: Batch, fused: Fused) -> Callable:
                 return fused.advance((loss, dynamics, now), marks, record)
             except CannotFuse as error:
                 found.kind, found.reason = VMAP, str(error)
-        return vmapped((loss, dynamics, now), axes, marks, record)
+        return vmapped((loss, dynamics, now), axes, marks, record, most)
 
     return advance
 

@@ -41,6 +41,10 @@ COPIES = 8  # of the weights in memory: gradients, the optimiser's state, what a
 FLOW_STEPS = 2000.0  # steps of a solver, roughly, however long the time that it crosses
 FLOW_GRADIENTS = 7  # gradients in one of them
 WORTH_A_PROBE = 5.0  # seconds of work; for less the built-in speeds are good enough
+# Bytes of the runs that a core advances together under `vmap`, so that they stay in its caches.
+# Flows in shares four times as large take 1.7 times as long, and in shares of ten times 5 times as
+# long (`python benchmarks/runs.py --shares`).
+SHARE = 2**21
 OVERHEAD = {"cpu": 1e-6, "gpu": 1e-4}  # seconds of a step under `vmap`, however few the runs
 
 FILE = "speeds.json"  # in the user's cache folder
@@ -77,6 +81,14 @@ def run_bytes(model: AbstractModel, recorded: int, scratch: int) -> int:
     - `scratch`: bytes that the loss needs beside its own arrays (`loss.scratch()`).
     """
     return recorded + 8 * COPIES * numbers(model) + scratch
+
+
+def share(model: AbstractModel, scratch: int) -> int:
+    """How many runs a core advances together under `vmap`: those that its caches hold.
+
+    - `model`, `scratch`: as in `run_bytes`. What is recorded is written once, and read by nobody.
+    """
+    return max(1, SHARE // run_bytes(model, 0, scratch))
 
 
 def numbers(tree: Any) -> int:

@@ -1,6 +1,7 @@
 """The device: its cores, how loops are compiled for it, `vmap` on it, and arrays back from it."""
 
 import functools
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -116,6 +117,7 @@ class Advanced(NamedTuple):
 
 
 FEWEST = 64  # runs in a share: a program spends as long on fewer
+ROW = 16  # runs: a share has whole rows of them, which XLA computes as vectors in one way
 
 
 def vmapped(
@@ -123,15 +125,20 @@ def vmapped(
     axes: tuple[Any, Any],
     marks: np.ndarray,
     record: dict[str, Callable],
+    most: int | None = None,
 ) -> Advanced:
     """Advance all runs to the last mark under `vmap`, with what they record at the marks.
 
-    On a CPU the runs are cut into equal shares, one per core, which run at the same time.
+    On a CPU the runs are cut into equal shares, at least one per core, and each core advances one
+    share after the other. The last share begins early enough to be as long as the others, so that
+    one compiled program serves all of them; the runs that it has in common with the share before
+    are computed twice.
 
     - `parts`: loss, dynamics and state; where each run has its own, their arrays are stacked.
     - `axes`: of loss and dynamics, in the form that `eqx.filter_vmap` takes.
     - `marks`: the save points.
     - `record`: name -> function of (model, loss).
+    - `most`: the runs of a share at most (`cost.share`); None for one share per core.
     """
     _, dynamics, state = parts
     of_state = own_leaves(dynamics, state)
@@ -139,17 +146,19 @@ def vmapped(
     runs, common = eqx.partition(parts, own)
     count = jax.tree.leaves(runs[2])[0].shape[0]
 
-    def advance(share: slice) -> Advanced:
-        some = eqx.combine(jax.tree.map(lambda a: a[share], runs), common)
-        return jax.block_until_ready(_advanced(*some, marks, record, axes))
+    def advance(first: int) -> Advanced:
+        some = jax.tree.map(lambda a: a[first : first + size], runs)
+        return jax.block_until_ready(_advanced(*eqx.combine(some, common), marks, record, axes))
 
-    shares = _shares(count)
-    if shares == 1:  # nothing to cut: no copies
+    size = share_size(count, most)
+    if size == count:  # nothing to cut: no copies
         return jax.block_until_ready(_advanced(*parts, marks, record, axes))
-    ends = np.linspace(0, count, shares + 1).astype(int)
-    with ThreadPoolExecutor() as pool:  # a compiled program holds no lock
-        found = list(pool.map(advance, map(slice, ends[:-1], ends[1:])))
+    starts = [*range(0, count - size, size), count - size]
+    with ThreadPoolExecutor(cores()) as pool:  # a compiled program holds no lock
+        found = list(pool.map(advance, starts))
     apart = [(eqx.filter(share.state, of_state), share.record) for share in found]
+    again = starts[-2] + size - starts[-1]  # runs of the last share that the one before has too
+    apart[-1] = jax.tree.map(lambda a: a[again:], apart[-1])
     joined, recorded = jax.tree.map(lambda *a: jnp.concatenate(a), *apart)
     return Advanced(eqx.combine(joined, found[0].state), recorded)
 
@@ -165,10 +174,18 @@ def one_clock(dynamics: Any, state: Any) -> Any:
     return state
 
 
-def _shares(runs: int) -> int:
-    """How many equal parts the runs are cut into: one program is compiled for all of them."""
-    most = cores() if jax.default_backend() == "cpu" else 1
-    return next(n for n in range(max(1, min(most, runs // FEWEST)), 0, -1) if runs % n == 0)
+def share_size(runs: int, most: int | None = None) -> int:
+    """How many runs a share has. Shares are equal, and every core has equally many of them.
+
+    - `runs`: of the batch.
+    - `most`: the runs of a share at most, unless they are fewer than `FEWEST`.
+    """
+    if jax.default_backend() != "cpu" or runs < 2 * FEWEST:
+        return runs
+    workers = min(cores(), runs // FEWEST)
+    each = runs / workers
+    rounds = 1 if most is None else math.ceil(each / max(most, FEWEST))
+    return min(runs, ROW * math.ceil(each / rounds / ROW))
 
 
 @in_plain_loops

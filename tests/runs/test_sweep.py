@@ -13,7 +13,7 @@ from iclflow.losses.memory import RESERVE
 from iclflow.models import Separate, SoftmaxInitialiser, draw_models, empty_model
 from iclflow.results.netcdf import check_free, load, save
 from iclflow.results.tensors import open_tensors
-from iclflow.runs import compute, device, vmapped
+from iclflow.runs import compute, cost, device
 from iclflow.runs.compute import final_models
 from iclflow.runs.cost import COPIES
 from iclflow.runs.folder import Snapshots
@@ -164,18 +164,34 @@ def test_batches_are_made_to_fit(memory, monkeypatch):
 
 @pytest.mark.parametrize("dynamics", [DESCENT, pytest.param(Flow(), marks=pytest.mark.long)])
 def test_shares_on_several_cores_change_nothing(dynamics, monkeypatch):
+    """Fourteen runs at once, and in shares of four of which the last two have two in common."""
     axes = {"context": [5, 9]}
+    monkeypatch.setattr(device, "cores", lambda: 2)
 
-    def run(fewest):
-        monkeypatch.setattr(vmapped, "FEWEST", fewest)
-        return sweep(TASK, INIT, dynamics, until=9, seeds=3, axes=axes, record=["loss", "weights"])
+    def run(fewest, row, most):
+        for name, value in (("FEWEST", fewest), ("ROW", row)):
+            monkeypatch.setattr(device, name, value)
+        monkeypatch.setattr("iclflow.runs.cost.share", lambda *_: most)
+        return sweep(TASK, INIT, dynamics, until=9, seeds=7, axes=axes, record=["loss", "weights"])
 
-    monkeypatch.setattr(vmapped, "cores", lambda: 4)  # three shares of two runs
-    whole = run(100)
-    assert vmapped._shares(6) == 1
-    shared = run(2)
-    assert vmapped._shares(6) == 3
+    whole = run(100, 1, 100)
+    assert device.share_size(14, 4) == 14
+    shared = run(2, 2, 4)
+    assert device.share_size(14, 4) == 4
     xr.testing.assert_allclose(shared, whole, rtol=1e-14, atol=1e-14)
+
+
+def test_a_share_of_runs_fits_into_the_caches_of_a_core(monkeypatch):
+    monkeypatch.setattr(device, "cores", lambda: 3)
+    size = device.share_size
+    assert [size(n) for n in (1, 127, 128, 193, 3000)] == [1, 127, 64, 80, 1008]
+    assert size(3000, 300) == 256  # four shares for each of three cores
+    assert size(3000, 1) == 64
+    like = INIT(jax.random.key(0))
+    weights = cost.numbers(like)
+    assert cost.share(like, 0) * cost.run_bytes(like, 0, 0) <= cost.SHARE
+    assert cost.share(like, cost.SHARE) == 1
+    assert cost.share(like, 64 * weights) == cost.share(like, 0) // 2
 
 
 def test_a_compiler_without_the_option_is_not_given_it(monkeypatch):
