@@ -26,8 +26,8 @@ from scipy.optimize import brentq
 from iclflow.losses import Moments, ReducedFeatures
 from iclflow.models import Separate
 from iclflow.tasks.base import Prompt
+from iclflow.tasks.laws import Normal
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Normal
 from iclflow.theory import Quadratic, staircase
 from iclflow.theory.drops.head_flow import HeadFlow
 from iclflow.theory.drops.quadratic import separate_weights

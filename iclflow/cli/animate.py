@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.options import seed, typed
-from iclflow.cli.outputs import FILMS, add_force, check_outputs, print_json
+from iclflow.cli.options import FILMS, add_force, check_outputs, print_json, seed, typed
 from iclflow.results.progress import progress_bar
 
 EXAMPLES = """examples:

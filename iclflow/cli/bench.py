@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.outputs import add_force, check_outputs, plain, print_json
+from iclflow.cli.options import add_force, check_outputs, plain, print_json
 from iclflow.results.progress import progress_bar
 
 EXAMPLES = """examples:

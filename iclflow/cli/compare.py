@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.outputs import add_force, check_outputs, print_json
+from iclflow.cli.options import add_force, check_outputs, print_json
 from iclflow.results.progress import progress_bar
 
 EXAMPLES = """examples:

@@ -8,8 +8,7 @@ become safetensors by `python -m iclflow.checkpoints.convert FILE`.
 import argparse
 from typing import Any
 
-from iclflow.cli.options import above_zero, positive, typed
-from iclflow.cli.outputs import print_json
+from iclflow.cli.options import above_zero, positive, print_json, typed
 
 EXAMPLES = """examples:
   # the published command for Fig. 3, here

@@ -14,8 +14,18 @@ from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.options import above_zero, add_settings, floats, names, positive, seed, typed
-from iclflow.cli.outputs import add_force, check_outputs, print_json
+from iclflow.cli.options import (
+    above_zero,
+    add_force,
+    add_settings,
+    check_outputs,
+    floats,
+    names,
+    positive,
+    print_json,
+    seed,
+    typed,
+)
 from iclflow.results.choices import printable
 from iclflow.results.progress import progress_bar
 from iclflow.study.fields import FIELDS, MODEL, TASK

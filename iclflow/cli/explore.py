@@ -7,8 +7,7 @@ recorded runs it shows those; with options of `iclflow simulate` it opens with t
 import argparse
 from pathlib import Path
 
-from iclflow.cli.options import add_settings, settings_of
-from iclflow.cli.outputs import add_force, check_outputs
+from iclflow.cli.options import add_force, add_settings, check_outputs, settings_of
 from iclflow.study.fields import DATA, DYNAMICS, FIELDS, MODEL, RUNS, TASK
 
 EXAMPLES = """examples:

@@ -7,8 +7,7 @@ init scale, heads or rank that would make it. With --check, the same from 200 si
 import argparse
 from typing import Any
 
-from iclflow.cli.options import add_settings, settings_of, typed
-from iclflow.cli.outputs import print_json
+from iclflow.cli.options import add_settings, print_json, settings_of, typed
 from iclflow.results.progress import progress_bar
 from iclflow.study.fields import MODEL, TASK
 

@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.outputs import add_force, check_outputs, print_json
+from iclflow.cli.options import add_force, check_outputs, print_json
 
 EXAMPLES = """examples:
   iclflow plot s.zarr --x scale --y drop_times

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from iclflow.cli import compile_sparingly
-from iclflow.cli.options import typed
-from iclflow.cli.outputs import print_json
+from iclflow.cli.options import print_json, typed
 from iclflow.report.figures import FIGURES
 from iclflow.results.progress import no_other_bar
 

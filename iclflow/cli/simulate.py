@@ -11,13 +11,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.options import add_settings, settings_of
-from iclflow.cli.outputs import (
+from iclflow.cli.options import (
     add_force,
+    add_settings,
     check_outputs,
     finished,
     interrupted,
     print_json,
+    settings_of,
     train_into,
 )
 from iclflow.results.progress import progress_bar

@@ -14,8 +14,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.options import positive
-from iclflow.cli.outputs import add_force, check_outputs, print_json
+from iclflow.cli.options import add_force, check_outputs, positive, print_json
 
 EVERY = 30.0  # seconds between two lines of progress, where stderr is no terminal
 

@@ -10,8 +10,15 @@ from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.options import above_zero, add_settings, settings_of, typed
-from iclflow.cli.outputs import add_force, check_outputs, print_json
+from iclflow.cli.options import (
+    above_zero,
+    add_force,
+    add_settings,
+    check_outputs,
+    print_json,
+    settings_of,
+    typed,
+)
 from iclflow.results.progress import progress_bar
 from iclflow.study.fields import DEEP, MODEL, TASK
 

@@ -8,8 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.options import add_settings, given
-from iclflow.cli.outputs import finished, print_json, train_into
+from iclflow.cli.options import add_settings, finished, given, print_json, train_into
 from iclflow.results.progress import progress_bar
 from iclflow.study.flags import DATA, MODEL, TRAINING, Options
 

@@ -23,10 +23,9 @@ from iclflow.losses.population import LengthMoments
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
 from iclflow.models.layers import AbstractLayers
 from iclflow.tasks.base import AbstractTask, Prompt
-from iclflow.tasks.inputs import Gaussian
+from iclflow.tasks.laws import Gaussian, Normal, Pool
 from iclflow.tasks.prompts import PromptSet, StackedPrompts
 from iclflow.tasks.task import ContextLabels, Task
-from iclflow.tasks.task_vectors import Normal, Pool
 from iclflow.theory import (
     AbstractPredictor,
     GradientSteps,

@@ -28,8 +28,8 @@ from iclflow.models import AbstractInitialiser, Blocks, Merged, MergedInitialise
 from iclflow.plots.losses import LEVEL
 from iclflow.plots.style import BENEATH, COLOURS, COLUMN, LOSS, TIME, Picture, style, theory_of
 from iclflow.results.progress import Progress
+from iclflow.tasks.laws import Mixture
 from iclflow.tasks.task import ContextLabels, Task
-from iclflow.tasks.task_vectors import Mixture
 from iclflow.theory.drops.one_drop import first_drop, least_loss
 from iclflow.theory.fixed_points.modes import plateau_losses
 

@@ -16,7 +16,7 @@ from iclflow.dynamics import Descent
 from iclflow.experiments.runs import train
 from iclflow.losses import AbstractLoss, Fresh, Population
 from iclflow.models import Merged
-from iclflow.tasks.commuting import Commuting
+from iclflow.tasks.laws import Commuting
 from iclflow.tasks.task import Task
 
 ROTATION_SEED, DATA_SEED = 2, 5

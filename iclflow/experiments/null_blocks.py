@@ -25,7 +25,7 @@ from iclflow.models import Blocks, Merged
 from iclflow.models.base import AbstractInitialiser
 from iclflow.plots.style import COLOURS, THEORY, TIME, mode_colour, side_by_side
 from iclflow.results.progress import Progress
-from iclflow.tasks.commuting import Commuting
+from iclflow.tasks.laws import Commuting
 from iclflow.theory.linear_transformer import CoupledFlow, DecoupledFlow, TransformerModes
 
 BLOCK_SPECTRUM, BLOCK_CONTEXT = (1.5, 1.0), 50

@@ -15,7 +15,7 @@ from iclflow.losses.statistics import beyond_layers, layer_weights
 from iclflow.models import AbstractModel
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.checks import require_size
-from iclflow.tasks.inputs import AbstractInputs, Gaussian
+from iclflow.tasks.laws import AbstractInputs, Gaussian
 from iclflow.tasks.task import Task
 
 CONTROLLED = 4  # draws for each control variate at least

@@ -23,10 +23,9 @@ from iclflow.losses.base import AbstractLoss
 from iclflow.losses.features import LabelFeatures, refusal
 from iclflow.losses.population import bilinear_form, lengths_and_divisors
 from iclflow.models import AbstractModel
-from iclflow.tasks.inputs import Gaussian
+from iclflow.tasks.laws import AbstractTaskVectors, Gaussian, Mixture, Normal, Pool
 from iclflow.tasks.memory import Memory
 from iclflow.tasks.task import ContextLabels, Task
-from iclflow.tasks.task_vectors import AbstractTaskVectors, Mixture, Normal, Pool
 
 
 class TaskPowers(NamedTuple):

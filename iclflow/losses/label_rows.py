@@ -20,10 +20,9 @@ from iclflow.losses.features import CHUNK, Features, LabelFeatures
 from iclflow.losses.memory import require_memory
 from iclflow.losses.population import lengths_and_divisors
 from iclflow.tasks.checks import require_size
-from iclflow.tasks.inputs import Gaussian
+from iclflow.tasks.laws import Gaussian, Pool
 from iclflow.tasks.memory import Memory
 from iclflow.tasks.task import ContextLabels, Task
-from iclflow.tasks.task_vectors import Pool
 
 AT_ONCE = 8 * CHUNK  # prompts
 

@@ -22,7 +22,7 @@ from iclflow.losses.base import AbstractLoss, misfit
 from iclflow.losses.population import WhiteTask
 from iclflow.models import AbstractModel, Blocks, Softmax
 from iclflow.tasks.base import AbstractTask
-from iclflow.tasks.inputs import Gaussian
+from iclflow.tasks.laws import Gaussian
 from iclflow.tasks.task import Task, require_task
 
 Values = Float[Array, " H"]

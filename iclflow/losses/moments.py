@@ -32,7 +32,7 @@ from iclflow.models import AbstractModel
 from iclflow.results.progress import Progress
 from iclflow.tasks.averaged import TaskAverage
 from iclflow.tasks.base import AbstractTask
-from iclflow.tasks.inputs import Gaussian
+from iclflow.tasks.laws import Gaussian
 from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.prompts import AbstractPromptSet, PromptSource, as_sets
 from iclflow.tasks.task import ContextLabels, Task, require_task

@@ -22,7 +22,7 @@ from iclflow.losses.wishart import two_layer_noise, two_layer_signal
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, Layers, Steps
 from iclflow.results.display import eigenvalues
 from iclflow.tasks.base import AbstractTask, Normaliser
-from iclflow.tasks.inputs import Gaussian
+from iclflow.tasks.laws import Gaussian
 from iclflow.tasks.task import ContextLabels, Task, require_task
 
 NODES = 9  # of the rule for one eigenvalue of W, which is exact for up to eight white layers

@@ -31,7 +31,7 @@ from iclflow.models.layers import AbstractLayers
 from iclflow.results.progress import Progress
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.checks import require_kind, require_size
-from iclflow.tasks.inputs import Gaussian
+from iclflow.tasks.laws import Gaussian
 from iclflow.tasks.prompts import PromptSource
 from iclflow.tasks.task import Task
 

@@ -10,9 +10,6 @@ from iclflow.measures.alignment import pairwise_cosines as pairwise_cosines
 from iclflow.measures.attention import find_period as find_period
 from iclflow.measures.attention import prefix_matching_score as prefix_matching_score
 from iclflow.measures.attention import previous_token_score as previous_token_score
-from iclflow.measures.changes import change_time as change_time
-from iclflow.measures.changes import first_crossing as first_crossing
-from iclflow.measures.changes import first_crossings as first_crossings
 from iclflow.measures.curvature import Ritz as Ritz
 from iclflow.measures.curvature import hessian_vector_product as hessian_vector_product
 from iclflow.measures.curvature import lanczos as lanczos
@@ -47,8 +44,11 @@ from iclflow.measures.stages import Clock as Clock
 from iclflow.measures.stages import Drop as Drop
 from iclflow.measures.stages import Plateau as Plateau
 from iclflow.measures.stages import Stages as Stages
+from iclflow.measures.stages import change_time as change_time
 from iclflow.measures.stages import find_stages as find_stages
 from iclflow.measures.stages import find_stages_of_runs as find_stages_of_runs
+from iclflow.measures.stages import first_crossing as first_crossing
+from iclflow.measures.stages import first_crossings as first_crossings
 from iclflow.measures.stages import stages_dataset as stages_dataset
 from iclflow.measures.subspace import consecutive_distances as consecutive_distances
 from iclflow.measures.subspace import principal_angles as principal_angles

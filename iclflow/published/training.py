@@ -21,10 +21,9 @@ from iclflow.runs.record import OfModel
 from iclflow.runs.sweep import sweep
 from iclflow.study.flags import Options
 from iclflow.tasks.base import Normaliser, Prompt
+from iclflow.tasks.laws import Mixture, named_spectrum
 from iclflow.tasks.prompts import AbstractPromptSet, PromptSet
-from iclflow.tasks.spectra import named_spectrum
 from iclflow.tasks.task import ContextLabels, Task
-from iclflow.tasks.task_vectors import Mixture
 
 
 def published_task(options: Options, key: PRNGKeyArray) -> Task:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import iclflow
-from iclflow.results.cache import keep, recall
+from iclflow.results.files import keep, recall
 
 PACKAGE = Path(__file__).parents[1]
 

@@ -31,7 +31,7 @@ from iclflow.dynamics import Descent
 from iclflow.losses import Population
 from iclflow.models import AbstractModel, Separate
 from iclflow.models.base import once_a_kind
-from iclflow.results.cache import cache_folder, keep, processor, recall
+from iclflow.results.files import cache_folder, keep, processor, recall
 from iclflow.runs.device import cores, one_clock, vmapped
 from iclflow.runs.fused.cpp import LANES
 from iclflow.runs.fused.engine import CPP, CUDA, VMAP, Fused, available

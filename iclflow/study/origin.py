@@ -34,11 +34,18 @@ from iclflow.study.fields import from_names
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
 from iclflow.tasks.base import AbstractTask
-from iclflow.tasks.commuting import Commuting
-from iclflow.tasks.inputs import Gaussian, Rademacher, Sphere, StudentT
+from iclflow.tasks.laws import (
+    Commuting,
+    Gaussian,
+    Mixture,
+    Normal,
+    Pool,
+    Rademacher,
+    Sphere,
+    StudentT,
+)
 from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Mixture, Normal, Pool
 
 # What a description can be turned back into.
 KINDS: dict[str, type] = {

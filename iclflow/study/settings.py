@@ -35,12 +35,18 @@ from iclflow.results.progress import Progress
 from iclflow.runs.cost import COPIES
 from iclflow.study.fields import OF_TASKS, Fields, from_names, variant
 from iclflow.tasks.base import Normaliser
-from iclflow.tasks.commuting import Commuting
-from iclflow.tasks.inputs import INPUTS, named_inputs
+from iclflow.tasks.laws import (
+    INPUTS,
+    AbstractTaskVectors,
+    Commuting,
+    Mixture,
+    Normal,
+    Pool,
+    named_inputs,
+    named_spectrum,
+)
 from iclflow.tasks.own_prompts import Prompts
-from iclflow.tasks.spectra import named_spectrum
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import AbstractTaskVectors, Mixture, Normal, Pool
 
 DRAWN = 10**12  # numbers that can be sampled in hours
 SMALL = 2**26  # bytes of weights that are recorded without being asked for

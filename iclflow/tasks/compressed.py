@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from iclflow.tasks.base import AbstractTask, Normaliser, Prompt
 from iclflow.tasks.checks import require_size
-from iclflow.tasks.inputs import Gaussian
+from iclflow.tasks.laws import Gaussian
 from iclflow.tasks.task import ContextLabels, Task
 
 

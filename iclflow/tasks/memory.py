@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from iclflow.tasks.base import AbstractTask, Place, Prompt, Values
 from iclflow.tasks.checks import require_kind, require_real, require_within
-from iclflow.tasks.inputs import Gaussian
+from iclflow.tasks.laws import Gaussian
 from iclflow.tasks.task import Draw, Task
 
 

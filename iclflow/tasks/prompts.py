@@ -15,9 +15,9 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from iclflow.linalg import symmetric_power
 from iclflow.tasks.base import AbstractTask, Place, Prompt, map_prefixes
 from iclflow.tasks.checks import require_lengths, require_size
+from iclflow.tasks.laws import Normal
 from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.task import Draw, require_task
-from iclflow.tasks.task_vectors import Normal
 
 MOST = 2**31 - 1  # prompts of a set: their numbers are 32-bit integers where JAX has no others
 

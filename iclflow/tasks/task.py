@@ -22,8 +22,7 @@ from iclflow.tasks.checks import (
     require_size,
     require_within,
 )
-from iclflow.tasks.inputs import AbstractInputs, Gaussian
-from iclflow.tasks.task_vectors import AbstractTaskVectors, Normal
+from iclflow.tasks.laws import AbstractInputs, AbstractTaskVectors, Gaussian, Normal
 
 CONTEXT = "the context, the number of labelled pairs,"
 ORTHONORMAL = 1e-4  # of columns in single precision, with room

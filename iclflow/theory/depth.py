@@ -23,7 +23,7 @@ from iclflow.losses.population import WhiteTask, beyond_white
 from iclflow.losses.wishart import trace_moments
 from iclflow.models import AbstractModel, Layers, Merged
 from iclflow.tasks.checks import require_size
-from iclflow.tasks.inputs import Gaussian
+from iclflow.tasks.laws import Gaussian
 from iclflow.tasks.task import Task
 from iclflow.theory.algorithms.linear import least_squares, zero_predictor
 

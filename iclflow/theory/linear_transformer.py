@@ -25,10 +25,8 @@ import scipy
 from jaxtyping import Bool, Float
 
 from iclflow.tasks.base import Normaliser
-from iclflow.tasks.commuting import Commuting
-from iclflow.tasks.inputs import Gaussian
+from iclflow.tasks.laws import Commuting, Gaussian, Pool, bound
 from iclflow.tasks.task import ContextLabels, Task
-from iclflow.tasks.task_vectors import Pool, bound
 
 
 @dataclasses.dataclass(frozen=True)

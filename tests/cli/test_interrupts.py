@@ -13,7 +13,7 @@ import pytest
 import xarray as xr
 
 from iclflow.cli import EXIT, interruptible
-from iclflow.cli.outputs import kept, train_into
+from iclflow.cli.options import kept, train_into
 from iclflow.results.netcdf import load, replace
 from iclflow.runs.record import INTERRUPTED
 

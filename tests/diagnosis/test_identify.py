@@ -8,8 +8,8 @@ from iclflow.diagnosis.identify import LEAST_SQUARES, best_match, candidates, id
 from iclflow.losses import Population
 from iclflow.models import Blocks, Merged, Separate, Softmax, SoftmaxInitialiser
 from iclflow.runs.record import recorded_models
+from iclflow.tasks.laws import Mixture, Normal, Pool
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Mixture, Normal, Pool
 from iclflow.theory import (
     InWeight,
     LinearPredictor,

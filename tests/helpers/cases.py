@@ -5,9 +5,8 @@ import numpy as np
 
 from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate, Softmax
 from iclflow.tasks.base import Normaliser
-from iclflow.tasks.inputs import Rademacher, StudentT
+from iclflow.tasks.laws import Mixture, Normal, Pool, Rademacher, StudentT
 from iclflow.tasks.task import ContextLabels, Task
-from iclflow.tasks.task_vectors import Mixture, Normal, Pool
 
 KEY = jax.random.key(7)
 

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from iclflow.tasks.base import map_prefixes
+from iclflow.tasks.laws import Mixture, Normal
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Mixture, Normal
 from iclflow.theory import InWeight
 from tests.helpers.theory_tasks import key, random_covariance
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from iclflow.tasks.base import Normaliser
-from iclflow.tasks.inputs import Rademacher, StudentT
+from iclflow.tasks.laws import Mixture, Normal, Rademacher, StudentT
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Mixture, Normal
 
 
 def random_covariance(seed: int, size: int) -> np.ndarray:

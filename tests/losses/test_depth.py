@@ -143,7 +143,7 @@ def test_features_and_moments_of_two_layers_are_the_sequences():
 def population_of(first, second, tasks, n, variance=0.0):
     """The two-layer population loss of white inputs and any T, from the public door."""
     root = np.linalg.cholesky(tasks)
-    law = icl.tasks.task_vectors.Pool(math.sqrt(len(root)) * root.T)
+    law = icl.tasks.laws.Pool(math.sqrt(len(root)) * root.T)
     task = icl.Task([1.0] * len(root), n, tasks=law, label_noise=math.sqrt(variance))
     np.testing.assert_allclose(WhiteTask.of(task).tasks, tasks, rtol=1e-12)
     return float(value(icl.Population(task), of_matrices(first.T, second.T)))

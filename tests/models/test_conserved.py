@@ -9,8 +9,8 @@ from jax.flatten_util import ravel_pytree
 
 from iclflow.losses import Moments, Population, Sequences
 from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate, Softmax
+from iclflow.tasks.laws import Normal
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Normal
 from iclflow.theory import conservation_drift, conserved_quantities
 from tests.helpers.theory_tasks import key, random_covariance
 

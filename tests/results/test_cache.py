@@ -8,21 +8,21 @@ import sys
 import pytest
 
 from iclflow.cli import forget_programs
-from iclflow.results import cache, provenance
+from iclflow.results import files, provenance
 
 THEORY = ["theory", "--spectrum", "1,0.5", "--context", "9", "--json"]
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "kept"))
+    monkeypatch.setenv(files.VARIABLE, str(tmp_path / "kept"))
     return tmp_path / "kept"
 
 
 def command(folder) -> tuple[str, str]:
     """Output and errors of one command in a process of its own."""
     own = {name: v for name, v in os.environ.items() if not name.startswith("JAX_")}
-    environment = own | {cache.VARIABLE: str(folder)}
+    environment = own | {files.VARIABLE: str(folder)}
     done = subprocess.run(
         [sys.executable, "-m", "iclflow", *THEORY], env=environment, capture_output=True, text=True
     )
@@ -31,35 +31,35 @@ def command(folder) -> tuple[str, str]:
 
 
 def test_what_is_kept_is_recalled(folder):
-    assert cache.recall("speeds.json") == {}
-    cache.keep("speeds.json", {"vmap": 3.5})
-    assert cache.recall("speeds.json") == {"vmap": 3.5}
+    assert files.recall("speeds.json") == {}
+    files.keep("speeds.json", {"vmap": 3.5})
+    assert files.recall("speeds.json") == {"vmap": 3.5}
     assert [path.name for path in folder.iterdir()] == ["speeds.json"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff\x00", b"[1, 2]", b'{"vmap": ', b"[" * 100_000])
 def test_a_damaged_file_is_as_if_it_were_not_there(damage, folder):
-    cache.keep("speeds.json", {"vmap": 3.5})
+    files.keep("speeds.json", {"vmap": 3.5})
     (folder / "speeds.json").write_bytes(damage)
-    assert cache.recall("speeds.json") == {}
-    cache.keep("speeds.json", {"vmap": 4.5})
-    assert cache.recall("speeds.json") == {"vmap": 4.5}
+    assert files.recall("speeds.json") == {}
+    files.keep("speeds.json", {"vmap": 4.5})
+    assert files.recall("speeds.json") == {"vmap": 4.5}
 
 
 @pytest.mark.parametrize("word", ["off", "OFF", "0", "no"])
 def test_one_variable_switches_it_off(word, monkeypatch):
-    monkeypatch.setenv(cache.VARIABLE, word)
-    assert cache.cache_folder() is None
-    cache.keep("speeds.json", {"vmap": 3.5})
-    assert cache.recall("speeds.json") == {}
+    monkeypatch.setenv(files.VARIABLE, word)
+    assert files.cache_folder() is None
+    files.keep("speeds.json", {"vmap": 3.5})
+    assert files.recall("speeds.json") == {}
 
 
 def test_a_folder_that_cannot_be_made_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file"))
-    assert cache.cache_folder("programs") is None
-    cache.keep("speeds.json", {"vmap": 3.5})
-    assert cache.recall("speeds.json") == {}
+    monkeypatch.setenv(files.VARIABLE, str(tmp_path / "file"))
+    assert files.cache_folder("programs") is None
+    files.keep("speeds.json", {"vmap": 3.5})
+    assert files.recall("speeds.json") == {}
 
 
 def test_the_oldest_files_go_first(tmp_path):
@@ -67,7 +67,7 @@ def test_the_oldest_files_go_first(tmp_path):
         path = tmp_path / name
         path.write_bytes(bytes(10))
         os.utime(path, (1e9 - age, 1e9 - age))
-    cache.bound(tmp_path, 20)
+    files.bound(tmp_path, 20)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["middle", "new"]
 
 
@@ -98,13 +98,13 @@ def test_an_entry_of_another_shape_is_not_believed(entry, folder):
 
 
 def test_forgetting_deletes_the_programs_and_nothing_else(folder):
-    programs = cache.cache_folder(f"programs-{cache.processor()}")
+    programs = files.cache_folder(f"programs-{files.processor()}")
     assert programs is not None
     (programs / "jit_f-cache").write_bytes(b"damaged")
-    cache.keep("speeds.json", {"vmap": 3.5})
+    files.keep("speeds.json", {"vmap": 3.5})
     forget_programs()
     assert list(programs.iterdir()) == []
-    assert cache.recall("speeds.json") == {"vmap": 3.5}
+    assert files.recall("speeds.json") == {"vmap": 3.5}
 
 
 @pytest.mark.long

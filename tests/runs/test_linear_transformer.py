@@ -10,9 +10,8 @@ from iclflow.dynamics import Descent, Flow
 from iclflow.losses import Fresh, Population, population_moments
 from iclflow.models import Blocks, Merged
 from iclflow.runs.simulate import simulate
-from iclflow.tasks.commuting import Commuting
+from iclflow.tasks.laws import Commuting, Mixture, Normal
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Mixture, Normal
 from iclflow.theory.linear_transformer import CoupledFlow, TransformerModes, optimum
 
 SPECTRUM = (1.0, 0.6, 0.36, 0.216)

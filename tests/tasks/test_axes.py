@@ -17,9 +17,8 @@ from iclflow.runs.record import FixedPointDistance, to_dataset
 from iclflow.runs.simulate import simulate
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
-from iclflow.tasks.commuting import Commuting
+from iclflow.tasks.laws import Commuting, Normal
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Normal
 from iclflow.theory import Modes, least_squares, plateau_losses, predict, summary
 from iclflow.theory.linear_transformer import TransformerModes, transformer_summary
 

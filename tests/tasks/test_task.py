@@ -5,12 +5,19 @@ import numpy as np
 import pytest
 
 from iclflow.tasks.base import Normaliser
-from iclflow.tasks.commuting import Commuting
-from iclflow.tasks.inputs import Gaussian, Rademacher, Sphere, StudentT
+from iclflow.tasks.laws import (
+    Commuting,
+    Gaussian,
+    Mixture,
+    Normal,
+    Pool,
+    Rademacher,
+    Sphere,
+    StudentT,
+    named_spectrum,
+)
 from iclflow.tasks.prompts import PromptSet
-from iclflow.tasks.spectra import named_spectrum
 from iclflow.tasks.task import ContextLabels, Task
-from iclflow.tasks.task_vectors import Mixture, Normal, Pool
 from tests.helpers.cases import KEY, TASKS
 
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from iclflow.losses import Features, Moments, Population, Sequences
-from iclflow.tasks.inputs import Rademacher, StudentT
+from iclflow.tasks.laws import AbstractTaskVectors, Mixture, Normal, Pool, Rademacher, StudentT
 from iclflow.tasks.task import ContextLabels, Task
-from iclflow.tasks.task_vectors import AbstractTaskVectors, Mixture, Normal, Pool
 from iclflow.theory import (
     GradientSteps,
     InWeight,

@@ -8,9 +8,8 @@ import scipy.integrate
 import scipy.stats
 
 from iclflow.tasks.base import Prompt
-from iclflow.tasks.inputs import Rademacher
+from iclflow.tasks.laws import Mixture, Normal, Pool, Rademacher
 from iclflow.tasks.task import ContextLabels, Task
-from iclflow.tasks.task_vectors import Mixture, Normal, Pool
 from iclflow.theory import (
     GradientSteps,
     InWeight,

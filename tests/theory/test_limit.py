@@ -6,8 +6,8 @@ import pytest
 
 from iclflow.losses import Population
 from iclflow.models import Separate
+from iclflow.tasks.laws import Normal
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Normal
 from iclflow.theory.drops.limit import in_head_gaps, vanishing_limit
 from iclflow.theory.drops.staircase import staircase
 from iclflow.theory.fixed_points.modes import Modes

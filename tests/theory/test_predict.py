@@ -8,8 +8,8 @@ from iclflow.dynamics import Flow
 from iclflow.losses import Population
 from iclflow.models import MLP, Blocks, ConvNet, Merged, Separate, Softmax
 from iclflow.runs.simulate import simulate
+from iclflow.tasks.laws import Normal
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Normal
 from iclflow.theory import (
     ENGINES,
     Jumps,

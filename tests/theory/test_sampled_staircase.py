@@ -14,8 +14,8 @@ from iclflow.losses import Features, FullFeatures, Minibatch, Moments, ReducedFe
 from iclflow.models import Blocks, Merged, Separate, Softmax
 from iclflow.runs.simulate import simulate
 from iclflow.tasks.base import Prompt
+from iclflow.tasks.laws import Normal, Pool
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Normal, Pool
 from iclflow.theory import Quadratic, plateau_losses, predict, select
 
 TASK = Task([0.5, 0.3, 0.2], 20)

@@ -13,8 +13,8 @@ from iclflow.dynamics import Descent
 from iclflow.losses import Population
 from iclflow.models import Merged, Separate
 from iclflow.runs.simulate import simulate
+from iclflow.tasks.laws import Normal
 from iclflow.tasks.task import ContextLabels, Task
-from iclflow.tasks.task_vectors import Normal
 from iclflow.theory import (
     FixedPoint,
     Modes,

@@ -7,8 +7,8 @@ import pytest
 
 from iclflow.losses import Population
 from iclflow.models import ConvNet, Merged, Separate
+from iclflow.tasks.laws import Normal
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Normal
 from iclflow.theory.drops.head_flow import HeadFlow
 from iclflow.theory.drops.quadratic import Quadratic, separate_weights
 from iclflow.theory.drops.scalar_ode import X_MID, value_course

@@ -11,8 +11,8 @@ import scipy.linalg
 import scipy.optimize
 
 from iclflow.losses import Population
+from iclflow.tasks.laws import Normal
 from iclflow.tasks.task import ContextLabels, Task
-from iclflow.tasks.task_vectors import Normal
 from iclflow.theory import (
     LinearPredictor,
     Modes,

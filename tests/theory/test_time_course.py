@@ -12,8 +12,8 @@ from scipy.special import ellipkinc, ellipkm1
 
 from iclflow.losses import Population
 from iclflow.models import Merged, Separate
+from iclflow.tasks.laws import Normal
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Normal
 from iclflow.theory.drops import alignment, dormant, scalar_ode
 from iclflow.theory.drops import one_drop as time_course
 from iclflow.theory.fixed_points.modes import Modes

@@ -20,8 +20,8 @@ from iclflow.measures import first_crossings
 from iclflow.models import Layers, Steps, draw_models
 from iclflow.results.progress import Progress
 from iclflow.runs.simulate import simulate
+from iclflow.tasks.laws import Normal
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Normal
 from iclflow.theory.depth import (
     best_tied,
     best_untied,

@@ -6,9 +6,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from iclflow.models import AbstractModel
 from iclflow.tasks.base import AbstractTask, Prompt
-from iclflow.tasks.sparse import Sparse
+from iclflow.tasks.laws import Mixture, Normal, Pool, Sparse
 from iclflow.tasks.task import ContextLabels, Task, require_task
-from iclflow.tasks.task_vectors import Mixture, Normal, Pool
 from iclflow.theory.algorithms.functions import sparse_bayes
 from iclflow.theory.algorithms.linear import AbstractPredictor, InWeight
 from iclflow.theory.algorithms.monte_carlo import Estimate, monte_carlo_loss, monte_carlo_mean

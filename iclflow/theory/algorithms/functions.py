@@ -12,9 +12,8 @@ from jaxtyping import Array, ArrayLike, Float, Int
 from iclflow.tasks.base import Prompt
 from iclflow.tasks.checks import require_kind, require_real, require_size, require_within
 from iclflow.tasks.functions import AbstractFunctions
-from iclflow.tasks.sparse import Sparse
+from iclflow.tasks.laws import Sparse, bound
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import bound
 from iclflow.theory.algorithms.linear import AbstractPredictor
 from iclflow.theory.algorithms.regression import context_pairs
 

@@ -8,7 +8,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float
 
 from iclflow.tasks.base import Prompt
-from iclflow.tasks.inputs import Gaussian
+from iclflow.tasks.laws import Gaussian
 from iclflow.tasks.task import ContextLabels, Task
 from iclflow.theory.algorithms.linear import AbstractPredictor
 

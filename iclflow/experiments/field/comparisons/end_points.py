@@ -15,8 +15,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from iclflow.losses.features import Features
 from iclflow.losses.label_rows import label_rows
+from iclflow.tasks.laws import Pool
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Pool
 from iclflow.theory.ridge import ENOUGH, ridge_weights
 
 QUICK = 5e11  # operations for one table in the quick form

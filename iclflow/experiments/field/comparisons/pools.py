@@ -14,8 +14,8 @@ from iclflow.experiments.field.comparisons.end_points import (
 )
 from iclflow.experiments.field.comparisons.reading import PublishedTable
 from iclflow.tasks.compressed import compressed_prompts
+from iclflow.tasks.laws import Normal
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Normal
 from iclflow.theory.algorithms.bayes import PoolBayes
 from iclflow.theory.algorithms.regression import Ridge
 from iclflow.theory.ridge import ridge_limit

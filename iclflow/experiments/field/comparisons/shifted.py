@@ -13,7 +13,7 @@ from iclflow.experiments.field.comparisons.end_points import (
 )
 from iclflow.experiments.field.comparisons.reading import PublishedTable
 from iclflow.losses.label_population import LabelPopulation
-from iclflow.tasks.task_vectors import Normal
+from iclflow.tasks.laws import Normal
 from iclflow.theory.ridge import ridge_equivalent
 
 

@@ -18,8 +18,8 @@ from iclflow.losses.stochastic import Fresh
 from iclflow.models import Merged, Softmax
 from iclflow.runs.simulate import simulate
 from iclflow.tasks.base import Prompt
+from iclflow.tasks.laws import Normal
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Normal
 from iclflow.theory.algorithms.regression import Ridge
 
 THEIRS = 50_000  # prompts of a cell

@@ -14,9 +14,9 @@ from iclflow.losses.label_population import LabelPopulation
 from iclflow.losses.label_rows import label_rows
 from iclflow.models import LabelRow
 from iclflow.tasks.base import Normaliser
+from iclflow.tasks.laws import Normal
 from iclflow.tasks.memory import Memory
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Normal
 from iclflow.theory.ridge import ridge, ridge_weights
 
 
