@@ -33,7 +33,8 @@ from iclflow.tasks.checks import require_kind
 from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.task import Task
 from iclflow.theory import Modes
-from iclflow.theory.predict import covered_levels, select, visited_levels
+from iclflow.theory.fixed_points.modes import covered_levels, visited_levels
+from iclflow.theory.predict import select
 
 LEARNED = 0.1  # share of a mode that a head must make to be the head of that mode
 

@@ -28,8 +28,7 @@ from iclflow.plots.style import BENEATH, COLOURS, THEORY, TIME, Picture, side_by
 from iclflow.results.progress import Progress
 from iclflow.theory.drops.one_drop import merged_half_time, paper_merged_duration
 from iclflow.theory.drops.staircase import staircase
-from iclflow.theory.fixed_points.modes import plateau_losses
-from iclflow.theory.predict import visited_levels
+from iclflow.theory.fixed_points.modes import plateau_losses, visited_levels
 
 MERGED_HEADS, SEPARATE_HEADS = 8, 5
 MERGED_SCALES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)

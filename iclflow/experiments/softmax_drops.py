@@ -29,7 +29,7 @@ from iclflow.plots.losses import LEVEL, plot_levels
 from iclflow.plots.style import COLOURS, COLUMN, LOSS, TIME, Picture, style, theory_of
 from iclflow.results.progress import Progress
 from iclflow.tasks.task import Task
-from iclflow.theory.predict import visited_levels
+from iclflow.theory.fixed_points.modes import visited_levels
 
 SEQUENCES = 1_200  # 300 fours
 QUICK_SEQUENCES = 160

@@ -26,8 +26,8 @@ from iclflow.results.progress import Progress
 from iclflow.tasks.base import Normaliser
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.one_drop import merged_course
-from iclflow.theory.fixed_points.modes import plateau_losses
-from iclflow.theory.predict import predict, visited_levels
+from iclflow.theory.fixed_points.modes import plateau_losses, visited_levels
+from iclflow.theory.predict import predict
 
 LENGTHS = tuple(range(1, CONTEXT + 1))
 SEQUENCES, QUICK_SEQUENCES = 5_000, 1_000  # each at 31 lengths: 155,000 prompts

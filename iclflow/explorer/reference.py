@@ -22,9 +22,9 @@ from iclflow.study.settings import Settings
 from iclflow.study.study import Study
 from iclflow.theory.drops.one_drop import first_drop, least_loss
 from iclflow.theory.drops.staircase import staircase
-from iclflow.theory.fixed_points.modes import Modes
+from iclflow.theory.fixed_points.modes import Modes, visited_levels
 from iclflow.theory.linear_transformer import DecoupledFlow, TransformerModes, plateau_losses
-from iclflow.theory.predict import predict, visited_levels
+from iclflow.theory.predict import predict
 
 PATH = Path(__file__).parent / "web" / "reference.json"
 MARKS = 14  # save points of a run

@@ -19,7 +19,8 @@ from iclflow.results.progress import Progress, progress_bar
 from iclflow.runs.record import COUNTED
 from iclflow.study.origin import Origin, Source
 from iclflow.theory.drops.quadratic import Quadratic
-from iclflow.theory.predict import drop_times, select, visited_levels
+from iclflow.theory.fixed_points.modes import visited_levels
+from iclflow.theory.predict import drop_times, select
 
 DROP = "drop_number"
 SEED = "seed"

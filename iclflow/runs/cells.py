@@ -140,11 +140,13 @@ class Point:
     @cached_property
     def levels(self) -> np.ndarray:
         """The losses of the plateaus that these runs visit; empty where theory knows none."""
-        from iclflow.theory.predict import covered_levels, select, visited_levels
+        from iclflow.theory.fixed_points.modes import covered_levels, visited_levels
 
         source, model = self.source(self.first), empty_model(self.init)
         if isinstance(source, AbstractTask):
             return covered_levels(source, model)
+        from iclflow.theory.predict import select  # SciPy's integrators: only when asked for
+
         return np.zeros(0) if select(source, model) is None else visited_levels(source, model)
 
 

@@ -209,7 +209,7 @@ class Study:
     def levels(self) -> np.ndarray:
         """The plateau losses of the task, or of given prompts; empty where theory has none."""
         from iclflow.theory.drops.quadratic import not_quadratic
-        from iclflow.theory.predict import covered_levels, visited_levels
+        from iclflow.theory.fixed_points.modes import covered_levels, visited_levels
 
         if self.settings.change:  # the plateaus are those of one task
             return np.zeros(0)

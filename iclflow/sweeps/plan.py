@@ -20,7 +20,7 @@ from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.limit import many_escapes
 from iclflow.theory.drops.quadratic import Quadratic
-from iclflow.theory.predict import covered_levels, visited_levels
+from iclflow.theory.fixed_points.modes import covered_levels, visited_levels
 
 STARTS, FEW = 1000, 64  # starts behind a law: where they are computed together, and one by one
 ROUGH = 16  # of them, for what else would do

@@ -57,6 +57,7 @@ from iclflow.theory.fixed_points.modes import final_loss as final_loss
 from iclflow.theory.fixed_points.modes import fixed_point_count as fixed_point_count
 from iclflow.theory.fixed_points.modes import level_count as level_count
 from iclflow.theory.fixed_points.modes import plateau_losses as plateau_losses
+from iclflow.theory.fixed_points.modes import visited_levels as visited_levels
 from iclflow.theory.fixed_points.points import FixedPoint as FixedPoint
 from iclflow.theory.fixed_points.points import all_fixed_points as all_fixed_points
 from iclflow.theory.fixed_points.points import merged_weights as merged_weights
@@ -97,7 +98,6 @@ from iclflow.theory.predict import Stairs as Stairs
 from iclflow.theory.predict import drop_times as drop_times
 from iclflow.theory.predict import predict as predict
 from iclflow.theory.predict import select as select
-from iclflow.theory.predict import visited_levels as visited_levels
 from iclflow.theory.ridge import Errors as Errors
 from iclflow.theory.ridge import ridge as ridge
 from iclflow.theory.ridge import ridge_equivalent as ridge_equivalent

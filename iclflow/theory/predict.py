@@ -29,7 +29,6 @@ from iclflow.models import (
 )
 from iclflow.models.base import require_model
 from iclflow.results.display import html_table
-from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.base import Curve, Times
 from iclflow.theory.drops.limit import VanishingLimit, vanishing_limit
@@ -37,7 +36,7 @@ from iclflow.theory.drops.one_drop import WhiteCourse, merged_course, merged_hal
 from iclflow.theory.drops.quadratic import Quadratic, Source, not_quadratic
 from iclflow.theory.drops.stack import not_stacked
 from iclflow.theory.drops.staircase import Staircase, staircase
-from iclflow.theory.fixed_points.modes import Modes, plateau_losses
+from iclflow.theory.fixed_points.modes import Modes, two_levels, visited_levels
 
 LARGE = 2500  # weights above which the flow of all heads, with the square of them, costs minutes
 LEFT_OUT = "the zero blocks that training moves are left out: they grow to order P^(-1/2)"
@@ -262,7 +261,7 @@ class OneDrop(AbstractEngine):
         def curve(times: Times) -> Curve:
             return merged_course(loss, start, times)
 
-        levels, notes = _two_levels(loss), _left_out(loss, model)
+        levels, notes = two_levels(loss), _left_out(loss, model)
         return Prediction(times, None, levels, None, self, curve, None, notes)
 
 
@@ -293,7 +292,7 @@ class Logistic(AbstractEngine):
             return Curve(saves, np.asarray(found.loss(saves)), values, matrices)
 
         times = np.asarray([float(found.mid_drop_time())])
-        levels, notes = _two_levels(loss), _left_out(loss, model)
+        levels, notes = two_levels(loss), _left_out(loss, model)
         return Prediction(times, None, levels, None, self, curve, found, notes)
 
 
@@ -444,38 +443,6 @@ def drop_times(source: Source, models: Sequence[AbstractModel]) -> Float[np.ndar
     for row, one in zip(times, found, strict=True):
         row[: len(one)] = one
     return times
-
-
-def visited_levels(source: Source | Quadratic, model: AbstractModel) -> Float[np.ndarray, " m"]:
-    """The losses of the plateaus that a model visits; empty where the theory has none for it.
-
-    Several layers have none: which levels they visit depends on the start (`predict`).
-
-    >>> import jax, iclflow as icl
-    >>> task = icl.Task([0.6, 0.3], context=31)
-    >>> start = icl.Merged.initialiser(task, heads=2, scale=0.01)(jax.random.key(0))
-    >>> len(icl.theory.visited_levels(task, start)), len(icl.theory.plateau_losses(task))
-    (2, 3)
-    """
-    if isinstance(model, Layers) and model.layers > 1:
-        return np.zeros(0)
-    levels = np.asarray(plateau_losses(source))
-    visited = list(model.visits(len(levels) - 1))
-    if visited and isinstance(model.as_attention(), Merged):
-        return _two_levels(Quadratic.of(source))
-    return levels[visited]
-
-
-def covered_levels(task: AbstractTask, model: AbstractModel) -> Float[np.ndarray, " m"]:
-    """The same where theory covers the task: random tasks only, one output; else empty."""
-    if not isinstance(task, Task) or task.tasks.mixed() or task.outputs > 1:
-        return np.zeros(0)
-    return visited_levels(task, model)
-
-
-def _two_levels(loss: Quadratic) -> Float[np.ndarray, " 2"]:
-    """Before and after the one drop of merged key and query: E[y²] and least squares."""
-    return np.asarray([loss.power, float(loss.loss(loss.least_squares))])
 
 
 def _left_out(loss: Quadratic, model: AbstractModel) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from iclflow.losses import Population
+from iclflow.models import AbstractModel, Layers, Merged
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.checks import require_size
 from iclflow.tasks.task import Task
@@ -357,6 +358,43 @@ def plateau_losses(source: Any) -> Float[Array, " levels"]:
     modes = Modes.of(source)
     drops = np.cumsum(np.asarray(modes.drops))
     return jnp.asarray(np.asarray(modes.power) - np.concatenate([[0.0], drops]), modes.power.dtype)
+
+
+def visited_levels(source: Any, model: AbstractModel) -> Float[np.ndarray, " m"]:
+    """The losses of the plateaus that a model visits; empty where the theory has none for it.
+
+    Several layers have none: which levels they visit depends on the start (`predict`).
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> start = icl.Merged.initialiser(task, heads=2, scale=0.01)(jax.random.key(0))
+    >>> len(icl.theory.visited_levels(task, start)), len(icl.theory.plateau_losses(task))
+    (2, 3)
+    """
+    if isinstance(model, Layers) and model.layers > 1:
+        return np.zeros(0)
+    levels = np.asarray(plateau_losses(source))
+    visited = list(model.visits(len(levels) - 1))
+    if visited and isinstance(model.as_attention(), Merged):
+        from iclflow.theory.drops.quadratic import Quadratic
+
+        return two_levels(Quadratic.of(source))
+    return levels[visited]
+
+
+def covered_levels(task: AbstractTask, model: AbstractModel) -> Float[np.ndarray, " m"]:
+    """`visited_levels` where theory covers the task: random tasks only, one output; else empty."""
+    if not isinstance(task, Task) or task.tasks.mixed() or task.outputs > 1:
+        return np.zeros(0)
+    return visited_levels(task, model)
+
+
+def two_levels(loss: Any) -> Float[np.ndarray, " 2"]:
+    """Before and after the one drop of merged key and query: E[y²] and least squares.
+
+    - `loss`: as a `Quadratic`.
+    """
+    return np.asarray([loss.power, float(loss.loss(loss.least_squares))])
 
 
 def drop_sizes(source: Task | Population | Modes) -> Float[Array, " r"]:
