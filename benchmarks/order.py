@@ -14,8 +14,7 @@ os.environ["NPROC"] = "1"
 
 import numpy as np
 
-from iclflow.bench.engines import RATE, RECORD, _start
-from iclflow.bench.jobs import Job
+from iclflow.bench import RATE, RECORD, Job, _start
 from iclflow.dynamics import Descent
 from iclflow.runs.fused import cpp
 from iclflow.runs.fused.engine import Fused

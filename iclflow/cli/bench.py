@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, or read what was measured; show, write and draw."""
-    from iclflow.bench.measure import read
+    from iclflow.bench import read
 
     for name in ("quick", "single", "out"):
         if args.files and getattr(args, name):
@@ -89,7 +89,7 @@ def _report(args: argparse.Namespace, found: list[dict[str, Any]]) -> int:
 def _measured(args: argparse.Namespace) -> dict[str, Any]:
     import jax
 
-    from iclflow.bench.measure import measure
+    from iclflow.bench import measure
 
     before = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
     jax.config.update("jax_enable_x64", not args.single)

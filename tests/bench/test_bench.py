@@ -9,19 +9,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from iclflow import bench as timing
 from iclflow import cli
-from iclflow.bench import measure as timing
-from iclflow.bench.engines import (
+from iclflow.bench import (
+    LITERAL,
+    PARTS,
+    POPULATION,
     RATE,
+    SOFTMAX,
+    CostLine,
+    Job,
     count,
+    lines,
     literal_loss,
     literal_weights,
     loops,
+    measure,
+    read,
     step_operations,
+    table,
     train,
 )
-from iclflow.bench.jobs import LITERAL, POPULATION, SOFTMAX, CostLine, Job, lines, table
-from iclflow.bench.measure import PARTS, measure, read
 from iclflow.dynamics import Descent
 from iclflow.losses import Sequences
 from iclflow.plots.bench import history_figure
@@ -153,15 +161,15 @@ def measured():
     small = {"D": 2, "H": 2, "P": 4, "N": 3}
     jobs = [Job("sequences", "merged", runs=2, **small), Job(LITERAL, "merged", **small)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("iclflow.bench.measure.table", lambda *_: jobs)
-        patch.setattr("iclflow.bench.measure.lines", lambda *_: [CostLine(jobs[1], "P", (4, 5, 6))])
-        patch.setattr("iclflow.bench.engines.why_not", lambda *_: "one engine will do here")
-        patch.setattr("iclflow.bench.measure.LEAST", {True: 1e-9})
-        patch.setattr("iclflow.bench.measure.SWEEP", {"cpu": 2})
-        patch.setattr("iclflow.bench.measure.SWEEP_STEPS", 4)
+        patch.setattr("iclflow.bench.table", lambda *_: jobs)
+        patch.setattr("iclflow.bench.lines", lambda *_: [CostLine(jobs[1], "P", (4, 5, 6))])
+        patch.setattr("iclflow.bench.why_not", lambda *_: "one engine will do here")
+        patch.setattr("iclflow.bench.LEAST", {True: 1e-9})
+        patch.setattr("iclflow.bench.SWEEP", {"cpu": 2})
+        patch.setattr("iclflow.bench.SWEEP_STEPS", 4)
         starts = {"import jax": ("-c", "pass"), "import iclflow": ("-c", "pass")}
-        patch.setattr("iclflow.bench.measure.STARTS", starts)
-        patch.setattr("iclflow.bench.measure.PEAK_SIZE", {"cpu": 8})
+        patch.setattr("iclflow.bench.STARTS", starts)
+        patch.setattr("iclflow.bench.PEAK_SIZE", {"cpu": 8})
         seen = []
         found = measure(quick=True, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(n, 9) for n in range(1, 10)]
@@ -192,7 +200,7 @@ def said(measured, monkeypatch, tmp_path, capsys):
         precision.append(timing.facts()["precision"])
         return measured
 
-    monkeypatch.setattr("iclflow.bench.measure.measure", quick)
+    monkeypatch.setattr("iclflow.bench.measure", quick)
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.chdir(tmp_path)
 
@@ -278,7 +286,7 @@ def test_an_interrupt_ends_it_cleanly(said, monkeypatch, tmp_path):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("iclflow.bench.measure.measure", interrupted)
+    monkeypatch.setattr("iclflow.bench.measure", interrupted)
     code, out, err, _ = said("--out", "a.json")
     assert (code, out) == (130, "")
     assert err == "iclflow: interrupted\n"

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 import iclflow as icl
-from iclflow.bench.measure import PARTS
+from iclflow.bench import PARTS
 from iclflow.cli import main
 from iclflow.cli.reproduce import alone_in
 from iclflow.losses.memory import UNKNOWN, available_bytes

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import iclflow as icl
-from iclflow.bench.engines import fused_operations
+from iclflow.bench import fused_operations
 from iclflow.models import Blocks, draw_models
 from iclflow.runs import cost
 from iclflow.runs.device import vmapped
