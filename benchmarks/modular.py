@@ -16,8 +16,12 @@ from iclflow.dynamics import Adam, Descent
 from iclflow.experiments.grokking.data import SMALL, STANDARD, Preset
 from iclflow.losses import AbstractLoss
 from iclflow.models import draw_models
-from iclflow.transformers.modular import ModularInitialiser
-from iclflow.transformers.modular_addition import ModularAddition, cross_entropies, split_pairs
+from iclflow.transformers.modular import (
+    ModularAddition,
+    ModularInitialiser,
+    cross_entropies,
+    split_pairs,
+)
 
 
 class ByDefinition(AbstractLoss):

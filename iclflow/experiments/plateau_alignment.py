@@ -27,7 +27,7 @@ from iclflow.experiments.saddle_to_saddle.data import (
 from iclflow.losses import Population
 from iclflow.plots.style import COLOURS, THEORY, mode_colour, side_by_side
 from iclflow.results.progress import Progress
-from iclflow.theory.drops.alignment import aligned_weights
+from iclflow.theory.drops.dormant import aligned_weights
 from iclflow.theory.fixed_points.modes import Modes, plateau_losses
 
 EARLY, LATE = 0.1, 0.8  # of a plateau: what is compared (the first from its start)

@@ -20,8 +20,6 @@ from iclflow.measures.detectors import Curvature as Curvature
 from iclflow.measures.detectors import autocorrelation as autocorrelation
 from iclflow.measures.detectors import autocorrelation_curvature as autocorrelation_curvature
 from iclflow.measures.detectors import time_curvature as time_curvature
-from iclflow.measures.fourier import fourier_concentration as fourier_concentration
-from iclflow.measures.fourier import frequency_shares as frequency_shares
 from iclflow.measures.in_context import ByPosition as ByPosition
 from iclflow.measures.in_context import InContext as InContext
 from iclflow.measures.in_context import by_position as by_position
@@ -33,6 +31,8 @@ from iclflow.measures.small_drops import SmallDrop as SmallDrop
 from iclflow.measures.small_drops import small_drops as small_drops
 from iclflow.measures.spectrum import convergence_order as convergence_order
 from iclflow.measures.spectrum import effective_rank as effective_rank
+from iclflow.measures.spectrum import fourier_concentration as fourier_concentration
+from iclflow.measures.spectrum import frequency_shares as frequency_shares
 from iclflow.measures.spectrum import marginalised_effective_rank as marginalised_effective_rank
 from iclflow.measures.spectrum import mode_strengths as mode_strengths
 from iclflow.measures.spectrum import relative_to_start as relative_to_start

@@ -92,7 +92,7 @@ def measure_after(
         if rates is not None:
             found["rate_times_sharpness"] = rates * found["sharpness"]
     if "conserved_drift" in names:
-        from iclflow.theory.fixed_points.conserved import conservation_drift
+        from iclflow.theory.fixed_points.stationarity import conservation_drift
 
         drift = conservation_drift({"all": jax.vmap(conserved)(models)})
         found["conserved_drift"] = drift["all"]
@@ -101,7 +101,7 @@ def measure_after(
 
 def conserved(model: AbstractModel, loss: AbstractLoss | None = None) -> Float[Array, " c"]:
     """All that gradient flow conserves (17)(79), in a row."""
-    from iclflow.theory.fixed_points.conserved import conserved_quantities
+    from iclflow.theory.fixed_points.stationarity import conserved_quantities
 
     return jnp.concatenate([value.reshape(-1) for value in conserved_quantities(model).values()])
 

@@ -23,10 +23,10 @@ from iclflow.theory.algorithms.monte_carlo import monte_carlo_loss as monte_carl
 from iclflow.theory.algorithms.regression import GradientSteps as GradientSteps
 from iclflow.theory.algorithms.regression import OrdinaryLeastSquares as OrdinaryLeastSquares
 from iclflow.theory.algorithms.regression import Ridge as Ridge
-from iclflow.theory.drops.alignment import aligned_weights as aligned_weights
-from iclflow.theory.drops.alignment import plateau_weights as plateau_weights
 from iclflow.theory.drops.base import Curve as Curve
 from iclflow.theory.drops.dormant import DormantHeads as DormantHeads
+from iclflow.theory.drops.dormant import aligned_weights as aligned_weights
+from iclflow.theory.drops.dormant import plateau_weights as plateau_weights
 from iclflow.theory.drops.limit import VanishingLimit as VanishingLimit
 from iclflow.theory.drops.limit import in_head_gaps as in_head_gaps
 from iclflow.theory.drops.limit import vanishing_limit as vanishing_limit
@@ -47,8 +47,6 @@ from iclflow.theory.drops.scalar_ode import value_course as value_course
 from iclflow.theory.drops.scalar_ode import value_time as value_time
 from iclflow.theory.drops.staircase import Staircase as Staircase
 from iclflow.theory.drops.staircase import staircase as staircase
-from iclflow.theory.fixed_points.conserved import conservation_drift as conservation_drift
-from iclflow.theory.fixed_points.conserved import conserved_quantities as conserved_quantities
 from iclflow.theory.fixed_points.modes import Gains as Gains
 from iclflow.theory.fixed_points.modes import Modes as Modes
 from iclflow.theory.fixed_points.modes import conspicuous_plateaus as conspicuous_plateaus
@@ -71,6 +69,8 @@ from iclflow.theory.fixed_points.stability import swap_index as swap_index
 from iclflow.theory.fixed_points.stationarity import Conditions as Conditions
 from iclflow.theory.fixed_points.stationarity import Nearest as Nearest
 from iclflow.theory.fixed_points.stationarity import conditions as conditions
+from iclflow.theory.fixed_points.stationarity import conservation_drift as conservation_drift
+from iclflow.theory.fixed_points.stationarity import conserved_quantities as conserved_quantities
 from iclflow.theory.fixed_points.stationarity import descent_direction as descent_direction
 from iclflow.theory.fixed_points.stationarity import gradient_residual as gradient_residual
 from iclflow.theory.fixed_points.stationarity import nearest_fixed_point as nearest_fixed_point

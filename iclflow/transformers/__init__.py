@@ -1,12 +1,12 @@
 """Attention-only transformers on tokens: models, corpora, losses and scores."""
 
+from iclflow.transformers.attention_only import CIRCUITS as CIRCUITS
 from iclflow.transformers.attention_only import AttentionOnly as AttentionOnly
 from iclflow.transformers.attention_only import AttentionOnlyInitialiser as AttentionOnlyInitialiser
-from iclflow.transformers.circuits import CIRCUITS as CIRCUITS
-from iclflow.transformers.circuits import Spectrum as Spectrum
-from iclflow.transformers.circuits import distances_to_end as distances_to_end
-from iclflow.transformers.circuits import effective_ranks as effective_ranks
-from iclflow.transformers.circuits import spectrum as spectrum
+from iclflow.transformers.attention_only import Spectrum as Spectrum
+from iclflow.transformers.attention_only import distances_to_end as distances_to_end
+from iclflow.transformers.attention_only import effective_ranks as effective_ranks
+from iclflow.transformers.attention_only import spectrum as spectrum
 from iclflow.transformers.corpora import AbstractCorpus as AbstractCorpus
 from iclflow.transformers.corpora import Markov as Markov
 from iclflow.transformers.corpora import Repeated as Repeated

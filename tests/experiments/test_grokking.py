@@ -12,8 +12,12 @@ from iclflow.experiments.grokking import claims as grokking_claims
 from iclflow.experiments.grokking import data as grokking
 from iclflow.experiments.runs import at
 from iclflow.models import draw_models
-from iclflow.transformers.modular import ModularInitialiser
-from iclflow.transformers.modular_addition import ModularAddition, cross_entropies, split_pairs
+from iclflow.transformers.modular import (
+    ModularAddition,
+    ModularInitialiser,
+    cross_entropies,
+    split_pairs,
+)
 
 P, WIDTH, HEADS, HIDDEN = 11, 6, 2, 10
 ENTROPY = jax.jit(jax.value_and_grad(lambda logits, y: jnp.sum(cross_entropies(logits, y))))

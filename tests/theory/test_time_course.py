@@ -14,7 +14,7 @@ from iclflow.losses import Population
 from iclflow.models import Merged, Separate
 from iclflow.tasks.laws import Normal
 from iclflow.tasks.task import Task
-from iclflow.theory.drops import alignment, dormant, scalar_ode
+from iclflow.theory.drops import dormant, scalar_ode
 from iclflow.theory.drops import one_drop as time_course
 from iclflow.theory.fixed_points.modes import Modes
 from tests.helpers import gradient_flow
@@ -242,7 +242,7 @@ def test_aligned_weights_are_the_exponential_of_the_linear_flow():
     phase = 7.3
     both = expm(phase * np.block([[np.zeros((4, 4)), A], [A.T, np.zeros((4, 4))]]))
     truth = np.concatenate([k[0], q[0]], axis=1) @ both.T
-    found = alignment.aligned_weights(jnp.asarray(k[0]), jnp.asarray(q[0]), jnp.asarray(A), phase)
+    found = dormant.aligned_weights(jnp.asarray(k[0]), jnp.asarray(q[0]), jnp.asarray(A), phase)
     assert np.abs(np.concatenate(found, axis=1) - truth).max() < 1e-12
 
 
@@ -250,7 +250,7 @@ def test_learned_modes_are_frozen_one_by_one():
     """E6."""
     A = np.diag([0.0, 0.09, 0.04])  # mode 0 is learned
     k, q = jnp.array([0.3, 0.1, 0.2]), jnp.array([-0.5, 0.2, 0.1])
-    new_k, new_q = alignment.aligned_weights(k, q, jnp.asarray(A), 20.0)
+    new_k, new_q = dormant.aligned_weights(k, q, jnp.asarray(A), 20.0)
     assert new_k[0] == pytest.approx(0.3, rel=1e-12)
     assert new_q[0] == pytest.approx(-0.5, rel=1e-12)
     assert new_k[1] / new_q[1] == pytest.approx(1, abs=0.1)  # the others align
@@ -277,7 +277,7 @@ def test_blow_up_times_and_weights_of_dormant_heads(rank):
     model = Separate(
         values=jnp.asarray(v)[:, None, None], keys=jnp.asarray(k), queries=jnp.asarray(q)
     )
-    later = alignment.plateau_weights(model, A, wait)
+    later = dormant.plateau_weights(model, A, wait)
     for i in range(len(v)):
         y = literal_dormant(v[i], k[i], q[i], A, wait).y[:, -1]
         parts = (later.values[i], later.keys[i], later.queries[i])

@@ -58,8 +58,8 @@ from iclflow.theory.drops.one_drop import (
     merged_half_time,
     paper_merged_duration,
 )
-from iclflow.theory.fixed_points.conserved import conservation_drift, conserved_quantities
 from iclflow.theory.fixed_points.modes import visited_levels
+from iclflow.theory.fixed_points.stationarity import conservation_drift, conserved_quantities
 
 HEADS = 8
 PUBLISHED_INIT, PUBLISHED_RATE = 1e-6, 0.001  # per entry, attention not divided by N

@@ -33,8 +33,7 @@ from iclflow.measures import (
 from iclflow.results.progress import Progress
 from iclflow.runs.folder import own_folder
 from iclflow.runs.record import OfModel
-from iclflow.transformers.modular import ModularInitialiser, ModularTransformer
-from iclflow.transformers.modular_addition import split_pairs
+from iclflow.transformers.modular import ModularInitialiser, ModularTransformer, split_pairs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,9 @@
-"""Is a model at a fixed point, and which is nearest? Exact conditions for given weights (E4)."""
+"""Is a model at a fixed point, and which is nearest? Exact conditions for given weights (E4).
+
+And what does the flow conserve on its way there? That follows from symmetries of the function, as
+the scale of a head can move between its layers. It holds for every loss on a linear model, full
+blocks and several outputs included. Which quantities they are, a model says itself.
+"""
 
 from typing import TypeVar
 
@@ -9,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from iclflow.losses import Population
-from iclflow.models import AbstractLinearModel, Blocks, Merged, Separate
+from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, Merged, Separate
 from iclflow.tasks.task import Task
 from iclflow.theory.fixed_points.modes import Modes
 from iclflow.theory.fixed_points.points import FixedPoint
@@ -175,3 +180,38 @@ def nearest_fixed_point(model: AbstractLinearModel, source: Task | Population | 
     gap = float(modes.power) + float(np.sum(m * curved)) - float(point.loss)
     dtype = modes.covariance.dtype
     return Nearest(point, jnp.asarray(squared**0.5, dtype), jnp.asarray(gap, dtype))
+
+
+def conserved_quantities(model: AbstractModel) -> dict[str, Array]:
+    """What gradient flow conserves of a model, whatever the data, by name (17)(79)(85), E7.
+
+    See `conserved` of its class.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> start = icl.Separate.initialiser(task, heads=3, scale=0.01)(jax.random.key(0))
+    >>> sorted(icl.theory.conserved_quantities(start))
+    ['key_query', 'key_value']
+    """
+    found = model.conserved()
+    if not found:
+        raise ValueError(
+            f"no conserved quantity is known for {type(model).__name__}; known for Merged, "
+            f"Separate, MLP, ConvNet and softmax of Separate"
+        )
+    return found
+
+
+def conservation_drift(series: dict[str, Array]) -> dict[str, Float[Array, " T"]]:
+    """max |C(t) - C(0)| of each recorded quantity (time first): 0 under flow, O(η) in descent.
+
+    >>> import jax.numpy as jnp, iclflow as icl
+    >>> found = icl.theory.conservation_drift({"C": jnp.asarray([1.0, 1.5, 1.25])})
+    >>> found["C"].tolist()
+    [0.0, 0.5, 0.25]
+    """
+    drift = {}
+    for name, values in series.items():
+        moved = jnp.abs(values - values[:1])
+        drift[name] = jnp.max(moved.reshape(moved.shape[0], -1), axis=1)
+    return drift
