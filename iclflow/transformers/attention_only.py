@@ -1,6 +1,6 @@
 """Attention-only transformers: layers of causal softmax attention over a residual stream.
 
-The spectra and subspaces of their QK and OV circuits are taken on the device, as factors throughout.
+The spectra and subspaces of their QK and OV circuits are taken on the device, as factors.
 """
 
 import math
