@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from iclflow.explorer.bundle import bundle
+from iclflow.explorer.page import bundle
 from tests.helpers.browser import CHROMIUM, Page
 
 EIGHT = "spectrum=0.368,0.184,0.123,0.092,0.074,0.061,0.053,0.046&heads=9&scale=0.1&seeds=6"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mkdocs.structure.files import File, Files
 
-from iclflow.explorer.explore import page as explorer
+from iclflow.explorer.page import page as explorer
 
 sys.path.insert(0, str(Path(__file__).parent))
 import equations

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page and open it."""
-    from iclflow.explorer.explore import explore
+    from iclflow.explorer.page import explore
 
     named = [] if args.prompts is None else args.prompts.split(",")
     read = [*args.runs, *([args.file] if args.file else []), *named]

@@ -3,4 +3,4 @@
 `explore` writes the page; `web` holds its modules, plain JavaScript that needs no build.
 """
 
-from iclflow.explorer.explore import explore as explore
+from iclflow.explorer.page import explore as explore

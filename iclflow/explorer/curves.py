@@ -1,4 +1,4 @@
-"""Curves of recorded runs as bytes for a page, and the script that draws them: for reports."""
+"""Which saves of recorded runs a page shows; for reports also the curves and their script."""
 
 import base64
 import json
@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from iclflow.explorer.bundle import glue, text
-from iclflow.explorer.payload import shown
+from iclflow.explorer.page import glue, text
 
 DIGITS = 5  # more than a screen shows
+MARKS = 240  # saves evenly in log time; more where the loss moves
+MOVED = 1 / 250  # of the largest loss
+MOST = 4000  # saves that the page takes
 
 
 def panels(data: xr.Dataset, *, panels: str, title: str, **names: Any) -> Iterator[dict[str, Any]]:
@@ -134,3 +136,16 @@ def _short(values: Any) -> Any:
     if np.ndim(values):
         return [_short(value) for value in values]
     return float(f"{values:.{DIGITS}g}") if np.isfinite(values) else None
+
+
+def shown(times: np.ndarray, losses: np.ndarray) -> list[int]:
+    """The saves that a page needs: evenly in the logarithm of time, and wherever a loss moves."""
+    first = times[times > 0][0]
+    wanted = set(np.searchsorted(times, np.geomspace(first, times[-1], MARKS)).tolist())
+    kept, tolerance = [0], np.max(np.abs(losses)) * MOVED
+    for i in range(1, len(times)):
+        if i in wanted or np.max(np.abs(losses[:, i] - losses[:, kept[-1]])) > tolerance:
+            kept.append(i)
+    if len(kept) <= MOST:
+        return kept
+    return [kept[i] for i in np.linspace(0, len(kept) - 1, MOST).astype(int)]

@@ -14,6 +14,7 @@ import numpy as np
 import xarray as xr
 
 from iclflow.explorer.address import COMPONENTS, INSTEAD, require_page
+from iclflow.explorer.curves import shown
 from iclflow.models import AbstractModel, Blocks, Merged, Separate, empty_model
 from iclflow.runs.record import in_order, is_timed, recorded_models
 from iclflow.study.settings import Settings, load_runs
@@ -22,9 +23,6 @@ from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.quadratic import Quadratic, not_quadratic
 
-MARKS = 240  # saves evenly in log time; more where the loss moves
-MOVED = 1 / 250  # of the largest loss
-MOST = 4000  # saves that the page takes
 RUNS = 100
 TINY = 1e-12  # of the sum of the eigenvalues: a direction in which the inputs do not vary
 
@@ -199,16 +197,3 @@ def _weights(models: AbstractModel, task: Task, full: bool) -> np.ndarray:
         parts += [inputs, labels @ basis if isinstance(layer, Merged) else labels]
     saves = jax.tree.leaves(layer)[0].shape[0]
     return np.concatenate([np.asarray(part).reshape(saves, -1) for part in parts], axis=1)
-
-
-def shown(times: np.ndarray, losses: np.ndarray) -> list[int]:
-    """The saves that a page needs: evenly in the logarithm of time, and wherever a loss moves."""
-    first = times[times > 0][0]
-    wanted = set(np.searchsorted(times, np.geomspace(first, times[-1], MARKS)).tolist())
-    kept, tolerance = [0], np.max(np.abs(losses)) * MOVED
-    for i in range(1, len(times)):
-        if i in wanted or np.max(np.abs(losses[:, i] - losses[:, kept[-1]])) > tolerance:
-            kept.append(i)
-    if len(kept) <= MOST:
-        return kept
-    return [kept[i] for i in np.linspace(0, len(kept) - 1, MOST).astype(int)]

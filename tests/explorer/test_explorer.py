@@ -17,8 +17,9 @@ from iclflow import cli
 from iclflow.experiments.base import Live
 from iclflow.explorer import curves
 from iclflow.explorer.address import BOUNDS, address, options
-from iclflow.explorer.bundle import POLICY, WEB, bundle, glue
-from iclflow.explorer.payload import payload, shown
+from iclflow.explorer.curves import shown
+from iclflow.explorer.page import POLICY, WEB, bundle, glue
+from iclflow.explorer.payload import payload
 from iclflow.explorer.reference import RUNS, reference
 from iclflow.report.figures import FIGURES
 from iclflow.study.fields import FIELDS, kinds_of
@@ -47,7 +48,7 @@ def test_the_page_is_one_small_file_without_network():
 
 def test_an_import_that_cannot_be_glued_is_refused(tmp_path, monkeypatch):
     (tmp_path / "a.js").write_text('import * as b from "./b.js";\n')
-    monkeypatch.setattr("iclflow.explorer.bundle.WEB", tmp_path)
+    monkeypatch.setattr("iclflow.explorer.page.WEB", tmp_path)
     with pytest.raises(ValueError, match=r"a\.js has an import"):
         glue("a.js")
 

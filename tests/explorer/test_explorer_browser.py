@@ -13,7 +13,7 @@ import pytest
 
 import iclflow as icl
 from iclflow.explorer.address import BOUNDS
-from iclflow.explorer.bundle import WEB, bundle
+from iclflow.explorer.page import WEB, bundle
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
 from tests.helpers.browser import CHROMIUM, Page

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import iclflow as icl
-from iclflow.explorer.bundle import WEB, bundle
+from iclflow.explorer.page import WEB, bundle
 from tests.helpers.browser import CHROMIUM, Page
 
 SCRIPT = Path(__file__).parent / "given.mjs"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from iclflow.explorer.bundle import SELF_TEST, WEB
+from iclflow.explorer.page import SELF_TEST, WEB
 from iclflow.explorer.reference import RUNS
 
 CHECK = Path(__file__).parent / "check.mjs"
