@@ -1,15 +1,19 @@
 """One recorded run, ready to be filmed: its weights in the eigenbasis, loss and levels."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from iclflow.diagnosis.runs import clock_of, levels_of, select_run
 from iclflow.losses.memory import require_memory
+from iclflow.measures import consecutive_distances, right_basis, unexplained
+from iclflow.measures.subspace import log_intervals
 from iclflow.models import AbstractAttention, AbstractInitialiser, Separate
 from iclflow.results import pictures
 from iclflow.results.progress import Progress
@@ -88,6 +92,7 @@ def film_scene(
     if layer is None or layer.values.shape[2] > 1:
         raise ValueError("only the weights of attention with one output can be animated")
     effective = np.asarray(jax.vmap(lambda m: m.reduced_weights()[0, 0])(layer))
+    clock = clock_of(run)
     final = task is None
     basis = _final_basis(effective[-1]) if final else np.asarray(task.largest_first().basis)
     found: dict[str, Any] = {
@@ -99,8 +104,8 @@ def film_scene(
         found["levels"] = ("level", levels_of(known, models))
     shown = "final weights" if task is None else "inputs"
     return xr.Dataset(
-        found | _parts(layer, basis),
-        coords={"time": clock_of(run)},
+        found | _parts(layer, basis) | _turning(layer, np.asarray(clock[1], float)),
+        coords={"time": clock},
         attrs={"basis": f"eigenvectors of the {shown}"},
     )
 
@@ -120,6 +125,36 @@ def _parts(layer: AbstractAttention, basis: np.ndarray) -> dict[str, Any]:
     rotated = basis.T @ matrices @ basis
     labels = [str(h + 1) for h in range(rotated.shape[1])]
     return {"merged": (("time", "part", "row", "column"), rotated), "part": labels}
+
+
+def _turning(layer: AbstractAttention, clock: np.ndarray) -> dict[str, Any]:
+    """How the subspaces turn that the heads read the query by, mean over heads.
+
+    Of the products of keys and queries: the subspace distance (16) to the last weights, and the
+    subspace speed, which needs no last weights. A head has as many directions as it has pairs, or
+    else half of the dimensions; with all of them there would be nothing to turn.
+    """
+    matrices = jax.vmap(lambda m: m.key_query())(layer)
+    size = matrices.shape[-1]
+    pairs = layer.keys.shape[2] if isinstance(layer, Separate) else size
+    count = max(1, min(pairs, size // 2))
+    distance, speed = np.asarray(_turns(matrices, count, jnp.asarray(log_intervals(clock))))
+    return {
+        "subspace_distance": ("time", distance),
+        "subspace_speed": ("time", speed),
+    }
+
+
+@partial(jax.jit, static_argnums=1)
+def _turns(
+    matrices: Float[Array, "T H n D"], count: int, intervals: Float[Array, " T-1"]
+) -> Float[Array, "2 T"]:
+    """Distance to the end and speed at every time; the first one has no speed."""
+    bases = jax.vmap(jax.vmap(lambda matrix: right_basis(matrix, count)))(matrices)
+    to_end = jax.vmap(jax.vmap(unexplained), in_axes=(None, 0))(matrices[-1], bases)
+    moved = jax.vmap(consecutive_distances, in_axes=1)(bases).mean(axis=0)
+    speed = jnp.concatenate([jnp.full(1, jnp.nan), moved / intervals])
+    return jnp.stack([to_end.mean(axis=1), speed])
 
 
 def _final_basis(effective: Float[np.ndarray, "D D"]) -> Float[np.ndarray, "D D"]:

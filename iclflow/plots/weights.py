@@ -17,9 +17,10 @@ def weights_film(run: xr.Dataset, *, dpi: int = 160, title: str = "") -> tuple[P
     """A figure and the function that moves it to frame i of `run` and says what it moved.
 
     `run` is one run over dimension `time`, its weights in the eigenbasis of the input covariance:
-    `loss`, `effective` (row, column), and `keys` and `queries` (part, component) or `merged`
-    (part, row, column); `levels` (component) is drawn dotted where there. Scales do not change
-    during the film, and zero is white.
+    `loss`, `subspace_distance`, `subspace_speed`, `effective` (row, column), and `keys` and
+    `queries` (part, component) or `merged` (part, row, column); `levels` (component) is drawn
+    dotted where there. The speed is drawn over its largest value. Scales do not change during the
+    film, and zero is white.
     """
     run = run.transpose(
         "time", "part", "head", "row", "column", "component", ..., missing_dims="ignore"
@@ -27,7 +28,10 @@ def weights_film(run: xr.Dataset, *, dpi: int = 160, title: str = "") -> tuple[P
     with style():
         figure = Picture(figsize=(8.0, 4.5), dpi=dpi, facecolor="white")
         grid = figure.add_gridspec(2, 3, height_ratios=(1.0, 1.15), width_ratios=(1, 1, 1))
-        updates = [_loss(figure.add_subplot(grid[0, :2]), run)]
+        above = grid[0, :2].subgridspec(2, 1, height_ratios=(1.6, 1.0))
+        loss = figure.add_subplot(above[0])
+        updates = [_loss(loss, run), _turning(figure.add_subplot(above[1], sharex=loss), run)]
+        loss.tick_params(labelbottom=False)
         if "keys" in run:
             updates.append(_directions(figure.add_subplot(grid[0, 2]), run))
             scale = max(_largest(run["keys"]), _largest(run["queries"]))
@@ -57,12 +61,29 @@ def _loss(axes: Axes, run: xr.Dataset) -> Update:
     axes.set(xlim=(clock[0], clock[-1]), ylim=(0, None), ylabel="loss")
     if "levels" in run:
         plot_levels(axes, run["levels"].values)
-    axes.set_xlabel(str(run["time"].attrs.get("long_name", "training steps")))
 
     def update(i: int) -> list[Artist]:
         past.set_data(clock[: i + 1], loss[: i + 1])
         marker.set_data(clock[i : i + 1], loss[i : i + 1])
         return [past, marker]
+
+    return update
+
+
+def _turning(axes: Axes, run: xr.Dataset) -> Update:
+    """The subspace distance to the last weights, and the speed, with a line that moves along."""
+    clock, speed = run["time"].values, run["subspace_speed"].values
+    fastest = np.nanmax(speed, initial=0.0) or 1.0
+    axes.plot(clock, run["subspace_distance"].values, color=COLOURS[2], label="distance to end")
+    axes.plot(clock, speed / fastest, color=COLOURS[1], linestyle=":", label="speed")
+    now = axes.axvline(clock[0], color=COLOURS[0], linewidth=0.8)
+    axes.set(ylim=(0, 1.05), yticks=[0, 1], ylabel="subspaces")
+    axes.set_xlabel(str(run["time"].attrs.get("long_name", "training steps")))
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.9), fontsize=6.5, ncols=2)
+
+    def update(i: int) -> list[Artist]:
+        now.set_xdata([clock[i], clock[i]])
+        return [now]
 
     return update
 

@@ -162,7 +162,28 @@ def test_a_frame_shows_its_moment(request, kind):
         np.testing.assert_allclose(heights.sum(), 16)
     else:
         np.testing.assert_allclose(heights, found["values"].values[20])
-    assert len(figure.axes) >= 4
+    assert len(figure.axes) >= 5
+
+
+def test_the_film_has_the_turning_of_the_subspaces(separate):
+    """The query of a head of rank two is read by a plane: literal NumPy, head by head."""
+    found, run = film_scene(separate, 1), separate.sel(seed=1)
+    keys, queries = run["keys"].values, run["queries"].values  # [time, head, pair, D]
+    products = np.einsum("thra,thrc->thac", keys, queries)
+    count = min(queries.shape[2], queries.shape[3] // 2)
+    bases = np.linalg.svd(products)[2][:, :, :count]
+    ends = np.linalg.norm(products[-1], axis=(1, 2))
+    for k in (1, 12):
+        planes = np.einsum("hkc,hkd->hcd", bases[k], bases[k])
+        rest = products[-1] - products[-1] @ planes
+        distance = np.mean(np.linalg.norm(rest, axis=(1, 2)) / ends)
+        assert float(found["subspace_distance"][k]) == pytest.approx(distance, abs=1e-9)
+        before = np.einsum("hkc,hkd->hcd", bases[k - 1], bases[k - 1])
+        moved = np.mean(np.linalg.norm(planes - before, axis=(1, 2)) / np.sqrt(2 * count))
+        clock = found["time"].values
+        interval = np.log(clock[k] / clock[k - 1]) if k > 1 else np.log(2)
+        assert float(found["subspace_speed"][k]) == pytest.approx(moved / interval, abs=1e-9)
+    assert np.isnan(found["subspace_speed"][0])
 
 
 # Files
