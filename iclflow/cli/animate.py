@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.options import FILMS, add_force, check_outputs, print_json, seed, typed
+from iclflow.cli.options import add_force, check_outputs, print_json, seed, typed
 from iclflow.results.progress import progress_bar
 
 EXAMPLES = """examples:
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
     began = time.perf_counter()
     out = args.out = args.out or args.run.with_suffix(".mp4" if pictures.ffmpeg() else ".gif")
-    check_outputs(args, FILMS, [args.run])
+    check_outputs(args, pictures.FILMS, [args.run])
     runs = load_runs(args.run)
     how = {"seed": args.seed, "seconds": args.seconds, "fps": args.fps}
     try:

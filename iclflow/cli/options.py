@@ -41,7 +41,6 @@ def plain(value: Any) -> Any:
 
 
 PICTURES = (".png", ".pdf", ".svg")
-FILMS = (".mp4", ".gif")
 LARGE = 2**28  # bytes: no picture of ours
 
 

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", dest="changed",
-        help="change an entry of the design; the value is TOML or plain text",
+        help="change an entry of the design; the value is TOML, numbers with commas, or plain text",
     )  # fmt: skip
     parser.add_argument(
         "--example", metavar="NAME", help="run a design of the package: " + ", ".join(shipped())
@@ -123,11 +123,17 @@ def changed(said: list[str]) -> dict[str, Any]:
         name, equals, value = one.partition("=")
         if not equals:
             raise ValueError(f"--set needs NAME=VALUE, got {one!r}")
-        try:
-            found[name.strip()] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[name.strip()] = value.strip()
+        text = value.strip()
+        found[name.strip()] = toml(value, toml(f"[{value}]", text) if "," in value else text)
     return found
+
+
+def toml(value: str, otherwise: Any) -> Any:
+    """What a text says in TOML, or `otherwise`."""
+    try:
+        return tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return otherwise
 
 
 def carry_out(args: argparse.Namespace, design: Any, example: Any, began: float) -> int:

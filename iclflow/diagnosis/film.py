@@ -58,17 +58,17 @@ def animate(
     """
     from iclflow.plots.weights import weights_film
 
-    found = as_dataset(runs)
+    out, found = pictures.require_film(out), as_dataset(runs)
     scene = film_scene(found, seed, source=source, init=init)
-    gif = Path(out).suffix.lower() == ".gif"
+    gif = out.suffix.lower() == ".gif"
     rate = fps or (GIF_FPS if gif else MP4_FPS)
     frames = pictures.frame_indices(scene["time"].values, max(2, round(seconds * rate)))
     figure, update = weights_film(scene, dpi=GIF_DPI if gif else MP4_DPI)
     if gif:
         pixels = int(figure.bbox.width * figure.bbox.height)
         require_memory(8 * pixels * len(frames), f"{len(frames)} pictures", "write an .mp4")
-    pictures.write_movie(figure, update, frames, Path(out), fps=rate, progress=progress)
-    return Film(Path(out), rate, frames, scene.attrs["basis"])
+    pictures.write_movie(figure, update, frames, out, fps=rate, progress=progress)
+    return Film(out, rate, frames, scene.attrs["basis"])
 
 
 def film_scene(

@@ -18,6 +18,7 @@ from iclflow.results.display import html_table
 from iclflow.results.progress import Progress, progress_bar
 from iclflow.runs.record import COUNTED
 from iclflow.study.origin import Origin, Source
+from iclflow.tasks.checks import require_kind
 from iclflow.theory.drops.quadratic import Quadratic
 from iclflow.theory.fixed_points.modes import visited_levels
 from iclflow.theory.predict import drop_times, select
@@ -168,6 +169,7 @@ def escape(
     word = law.value if isinstance(law, EscapeLaw) else law
     require_choice("law", word, [one.value for one in EscapeLaw])
     chosen = EscapeLaw(word)
+    require_kind("runs", runs, xr.Dataset, "a Dataset of sweep or of a file of runs")
     x = _axis(runs, against)
     measured = _times(runs, times, source, init)
     order = [d for d in measured.dims if d not in (against, SEED, DROP)]

@@ -113,6 +113,15 @@ KINDS = {
 Kind = TypeVar("Kind")
 
 
+def require_path(name: str, path: Any) -> Path:
+    """The path; `ValueError` for what names no file or folder, such as a number or no text."""
+    if not isinstance(path, str | os.PathLike) or not str(path):  # Path("") is this folder
+        raise ValueError(
+            f"{name} must be the name of a file or folder, got {printable(repr(path))[:60]}"
+        )
+    return Path(path)
+
+
 def require_regular(path: Path | str, most: int | None = None) -> Path:
     """The path, if it leads to a regular file of at most `most` bytes; else `ValueError`.
 
@@ -121,7 +130,7 @@ def require_regular(path: Path | str, most: int | None = None) -> Path:
 
     Nothing is opened: opening a FIFO would wait for somebody to write to it.
     """
-    path = Path(path)
+    path = require_path("path", path)
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -10,7 +10,7 @@ from pathlib import Path
 import xarray as xr
 from xarray.backends import H5NetCDFStore
 
-from iclflow.results.files import replacing, require_regular
+from iclflow.results.files import replacing, require_path, require_regular
 
 
 def check_free(path: Path | str, key: str) -> None:
@@ -40,7 +40,7 @@ def save(dataset: xr.Dataset, path: Path | str) -> Path:
         raise ValueError(
             f"save writes a Dataset, as sweep returns it, got {type(dataset).__name__}"
         )
-    if Path(path).suffix.lower() != ".nc":
+    if require_path("path", path).suffix.lower() != ".nc":
         raise ValueError(
             f"{path} would be NetCDF; give it the ending .nc (or, for a table, "
             f"runs.to_dataframe().to_csv)"

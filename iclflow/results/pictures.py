@@ -16,8 +16,10 @@ from matplotlib.figure import Figure
 
 from iclflow.plots.style import STYLE, style
 from iclflow.plots.weights import Update
-from iclflow.results.files import MARK, replacing
+from iclflow.results.files import MARK, replacing, require_path
 from iclflow.results.progress import Progress
+
+FILMS = (".mp4", ".gif")
 
 
 def save_figure(figure: Figure, path: Path | str, *, dpi: float | None = None) -> Path:
@@ -52,6 +54,20 @@ def ffmpeg() -> str | None:
     return found
 
 
+def require_film(path: Path | str) -> Path:
+    """The path, if a film can be written there; else `ValueError` before any picture is drawn."""
+    path = require_path("out", path)
+    if path.suffix.lower() not in FILMS:
+        raise ValueError(f"cannot film to {path.name!r}: the ending must be {' or '.join(FILMS)}")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"the folder {path.parent} does not exist; create it first")
+    if path.suffix.lower() == ".mp4" and ffmpeg() is None:
+        raise ValueError(
+            "MP4 needs ffmpeg, which is not here; install the extra iclflow[video], or write a .gif"
+        )
+    return path
+
+
 def write_movie(
     figure: Figure,
     update: Update,
@@ -62,6 +78,7 @@ def write_movie(
     progress: Progress | None = None,
 ) -> Path:
     """Write the frames of a figure to an MP4 or a GIF, whole or not at all."""
+    path = require_film(path)
     frames = _frames(figure, update, indices, progress)
     with replacing(path) as partial:
         if path.suffix.lower() == ".gif":
@@ -95,10 +112,7 @@ def _frames(
 
 def _mp4(frames: Iterator[np.ndarray], path: Path, fps: int) -> None:
     program = ffmpeg()
-    if program is None:
-        raise ValueError(
-            "MP4 needs ffmpeg, which is not here; install the extra iclflow[video], or write a .gif"
-        )
+    assert program is not None, "require_film has looked for it"
     first = next(frames)
     height, width = first.shape[:2]
     command = [program, "-y", "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgb24"]

@@ -25,6 +25,7 @@ from iclflow.runs.device import one_clock, own_leaves, to_host, vmapped
 from iclflow.runs.fused.engine import VMAP, Fused, unfit, why_not
 from iclflow.runs.fused.values import CannotFuse
 from iclflow.runs.record import INTERRUPTED, MODELS, Recording, measure_after, outcome
+from iclflow.tasks.checks import shown
 
 SMALL = 4096  # numbers in a loss that is copied for each run rather than trained by itself
 PIECES = 12  # of a run, between which progress is shown and Ctrl-C works
@@ -255,6 +256,16 @@ class AbstractObserver(Protocol):
     def __call__(self, piece: Piece) -> None:
         """A piece is done."""
         ...
+
+
+def require_observers(observers: Any) -> None:
+    """Refuse what cannot look on, before anything is trained."""
+    given = observers if isinstance(observers, Sequence) and not isinstance(observers, str) else 0
+    if given == 0 or not all(callable(o) and hasattr(o, "stops") for o in given):
+        raise ValueError(
+            f"observers must be a list of objects with `stops` and `__call__`, such as Snapshots, "
+            f"got {shown(observers)}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from iclflow.runs.compute import Answer, Block, compute
 from iclflow.runs.store import Region, require
+from iclflow.tasks.checks import shown
 
 AHEAD = 2  # blocks per thread of a cluster: one to compute, one to go on with
 ATTEMPTS = 20  # of a block; Dask gives up on a task after three dead workers
@@ -63,6 +64,15 @@ def remote_client(address: str) -> Iterator[Any]:
         raise ValueError(f"no Dask scheduler answers at {address}: {reason}") from None
     with client:
         yield client
+
+
+def require_client(client: Any) -> None:
+    """Refuse what is no client of a cluster; its class is not imported to ask."""
+    if not (hasattr(client, "submit") and hasattr(client, "nthreads")):
+        raise ValueError(
+            f'client must be a distributed.Client, such as distributed.Client("tcp://host:8786"), '
+            f"got {shown(client)}"
+        )
 
 
 def on_cluster(

@@ -23,12 +23,13 @@ from iclflow.dynamics import AbstractDynamics
 from iclflow.losses import AbstractLoss
 from iclflow.losses.memory import RESERVE, device_bytes, require_memory
 from iclflow.models import AbstractInitialiser, empty_model
+from iclflow.results.files import require_path
 from iclflow.results.progress import Progress, progress_bar
 from iclflow.results.provenance import code_key
 from iclflow.runs import cost
-from iclflow.runs.batch import SMALL, AbstractObserver, Piece, batches, blank_state, choose
+from iclflow.runs.batch import SMALL, AbstractObserver, Piece, batches, blank_state, choose, require_observers
 from iclflow.runs.cells import AbstractCells, Grid, Vary
-from iclflow.runs.cluster import on_cluster
+from iclflow.runs.cluster import on_cluster, require_client
 from iclflow.runs.compute import (
     ENGINES,
     Answer,
@@ -47,7 +48,6 @@ from iclflow.runs.record import Record, by_name, resolve
 from iclflow.runs.store import Region, Store, as_runs, block_shape, extent
 from iclflow.runs.testing import Test, Tests
 from iclflow.tasks.base import AbstractTask, Values
-from iclflow.tasks.checks import require_path
 
 One = AbstractLoss | AbstractTask | Callable[[PRNGKeyArray], AbstractLoss]
 Source = One | Mapping[Any, One]
@@ -122,7 +122,10 @@ def sweep(
     >>> dict(runs.result.sizes)
     {'scale': 2, 'seed': 3}
     """
-    require_path("store", store)
+    path = None if store is None else require_path("store", store)
+    require_observers(observers)
+    if client is not None:
+        require_client(client)
     cells = Grid.of(
         source,
         axes,
@@ -139,14 +142,14 @@ def sweep(
         tests=None if test is None else Tests.of(test),
         settings=settings,
     )
-    if store is not None and Path(store).suffix == ".zarr":
+    if path is not None and path.suffix == ".zarr":
         if observers:
             raise ValueError(
                 "observers look on where the runs of a sweep are in memory; give a folder for "
                 "store, or leave observers out"
             )
-        into_store(cells, store, client=client, progress=progress)  # pyright: ignore
-        runs = as_runs(store, cells)  # pyright: ignore
+        into_store(cells, path, client=client, progress=progress)
+        runs = as_runs(path, cells)
     elif client is not None:
         raise ValueError(
             'a cluster computes into a store; give its name too, for example store="s.zarr"'

@@ -7,7 +7,6 @@ leave this to it: `int(2.5)` is 2, `int("5")` is 5, and a complex spectrum loses
 
 import enum
 import operator
-import os
 from typing import Any, TypeVar
 
 import jax
@@ -112,9 +111,3 @@ def require_key(key: Any) -> None:
     if dtype == jnp.uint32 and key.ndim == 1:  # the keys of jax.random.PRNGKey
         return
     raise ValueError(f"key must be one key, such as jax.random.key(0), got {shown(key)}")
-
-
-def require_path(name: str, path: Any) -> None:
-    """Refuse what names no file or folder; an empty name would be the current folder."""
-    if path is not None and (not isinstance(path, str | os.PathLike) or not str(path)):
-        raise ValueError(f"{name} must be the name of a file or folder, got {shown(path)}")

@@ -126,7 +126,7 @@ class Prompts:
         """Open a file of prompts. Its shapes are checked now, its numbers when they are read.
 
         - `path`: an `.npz` or NetCDF (`.nc`) file with `x` and `y`, and `targets` where these
-          differ; or two `.npy` files, `"x.npy,y.npy"`.
+          differ; or two `.npy` files, `"x.npy,y.npy"`, with a third for `targets`.
         - `lengths`, `normaliser`: as of `Prompts`.
 
         >>> import tempfile, numpy as np, iclflow as icl

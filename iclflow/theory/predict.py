@@ -157,7 +157,10 @@ class AbstractEngine(abc.ABC):
                 f"Separate that has them from as_attention()"
             )
         if not isinstance(model, AbstractLinearModel) or not isinstance(found, Merged | Separate):
-            return f"the theory covers linear attention with one layer, got {type(model).__name__}"
+            return (
+                f"the theory covers linear attention with one layer, got {type(model).__name__}; "
+                f"give Merged, Separate, MLP, ConvNet or Layers"
+            )
         reason = not_quadratic(source)
         if reason is not None:
             return reason
@@ -420,7 +423,7 @@ def predict(
     if chosen is None:
         engine = ENGINES[isinstance(model, Layers) and model.layers > 1]
         reason = engine.admits(source, model)
-        raise ValueError(f"{reason}; give Merged, Separate, MLP, ConvNet or Layers, and one output")
+        raise ValueError(reason)
     return chosen(source, model, probes=probes)
 
 

@@ -302,6 +302,19 @@ def test_files_that_cannot_be_animated(runs, tmp_path, capsys):
     assert "at least 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("out", "complaint"),
+    [
+        ("film.txt", "the ending must be .mp4 or .gif"),
+        ("film", "the ending must be"),
+        (3, "out must be the name of a file or folder, got 3"),
+    ],
+)
+def test_what_is_no_film_is_refused_before_the_runs_are_read(out, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        icl.animate(xr.Dataset(), out)
+
+
 def test_mp4_without_ffmpeg_says_what_to_do(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pictures, "ffmpeg", lambda: None)
     with pytest.raises(SystemExit):

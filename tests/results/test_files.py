@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import pytest
+import xarray as xr
 
+import iclflow as icl
 from iclflow.results.choices import require_choice
 from iclflow.results.files import replacing, write_text
 
@@ -86,6 +88,14 @@ def _fail(path, error):
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"the folder \S*none does not exist; create it"):
         write_text(tmp_path / "none" / "a.txt", "")
+
+
+@pytest.mark.parametrize("path", [3, None, ""])
+def test_what_names_no_file_is_refused_in_one_line(path):
+    runs = xr.Dataset({"loss": ("time", [1.0])})
+    for read_or_write in (icl.load, lambda given: icl.save(runs, given)):
+        with pytest.raises(ValueError, match="path must be the name of a file or folder, got"):
+            read_or_write(path)
 
 
 def test_the_nearest_choice_is_named():

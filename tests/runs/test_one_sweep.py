@@ -187,6 +187,21 @@ def test_a_cluster_without_a_store_is_one_line():
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"observers": 3}, "observers must be a list of objects with `stops` and `__call__`"),
+        ({"observers": [print]}, "observers must be a list of objects"),
+        ({"client": 3, "store": "s.zarr"}, r"client must be a distributed\.Client, .* got 3"),
+        ({"store": 3}, "store must be the name of a file or folder, got 3"),
+    ],
+)
+def test_what_cannot_look_on_compute_or_keep_is_one_line(given, complaint):
+    with pytest.raises(ValueError, match=complaint) as caught:
+        icl.sweep(TASK, INIT, icl.Descent(0.1), until=5, **given)
+    assert "\n" not in str(caught.value)
+
+
 def test_tests_of_a_design_are_those_of_each_point(tmp_path):
     """Points that differ in numbers are trained together, but each has a population of its own."""
     words = {"spectrum": [1.0, 0.5], "heads": 2, "rate": 0.1, "steps": 20, "save": "linear:3"}

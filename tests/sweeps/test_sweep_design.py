@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from iclflow.cli.sweep import changed
 from iclflow.runs.store import block_shape, content_keys, point_keys, regions
 from iclflow.runs.sweep import estimate
 from iclflow.study.settings import Settings
@@ -61,6 +62,21 @@ def test_lists_that_are_one_value_and_fields_that_vary_together():
                        zip=[["scale", "rate"]])  # fmt: skip
     assert zipped.dims == ("scale_rate", "heads", "seed")
     assert zipped.settings((1, 0)).rate == 2.0
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("spectrum=0.5,0.3", [0.5, 0.3]),
+        ("spectrum=[[0.5, 0.3]]", [[0.5, 0.3]]),
+        ("scale={log = [1e-3, 1], count = 3}", {"log": [1e-3, 1], "count": 3}),
+        ("prompts=x.npy,y.npy", "x.npy,y.npy"),
+        ("heads=3", 3),
+        ("heads=", ""),
+    ],
+)
+def test_the_shell_changes_a_word_by_toml_numbers_with_commas_or_text(said, found):
+    assert changed([said]) == {said.partition("=")[0]: found}
 
 
 def test_cases_are_points_stated_one_by_one():
