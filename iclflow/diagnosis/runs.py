@@ -151,7 +151,7 @@ def select_run(runs: xr.Dataset, seed: int | None = None) -> xr.Dataset:
         if seed is None and len(seeds) > 1:
             raise ValueError(
                 f"this file has {len(seeds)} seeds, {seeds[0]} to {seeds[-1]}; "
-                "choose one with --seed"
+                f"choose one with --seed (in Python, seed={seeds[0]})"
             )
         if seed is not None and seed not in seeds:
             raise ValueError(
@@ -159,6 +159,8 @@ def select_run(runs: xr.Dataset, seed: int | None = None) -> xr.Dataset:
             )
         runs = runs.sel(seed=seeds[0] if seed is None else seed)
     run = runs.isel(time=np.isfinite(runs["loss"].values))
+    if is_timed(run):  # under a rate of 0 the clock stands still, and so do the weights
+        run = run.isel(time=np.diff(run["time"].values, prepend=-np.inf) > 0)
     if run.sizes["time"] < 2:
         raise ValueError("this run has fewer than two recorded points")
     return run

@@ -90,36 +90,52 @@ def bundle() -> str:
 if TYPE_CHECKING:
     import xarray as xr
 
+    from iclflow.models import AbstractInitialiser
+    from iclflow.results.trajectory import Trajectory
+    from iclflow.study.origin import Source
+
 HEAD = "</head>"
 
 
 def explore(
-    *runs: "xr.Dataset | Path | str",
+    *runs: "xr.Dataset | Trajectory | Path | str",
     settings: Mapping[str, Any] | None = None,
+    source: "Source | None" = None,
+    init: "AbstractInitialiser | None" = None,
     out: Path | str | None = None,
     browser: bool = True,
 ) -> Path:
     """Write the explorer page and open it; nothing is left running.
 
-    - `runs`: recorded runs to show, Datasets or files of `iclflow simulate --out`; without any the
-      page trains its own.
+    - `runs`: recorded runs to show: Datasets of `sweep`, files of `iclflow simulate --out` or of
+      `icl.save`, the `Trajectory` of one `simulate`. They must have recorded their weights. Without
+      any the page trains its own.
     - `settings`: options of `iclflow simulate` by name, which the page opens with. With `prompts`
       among them, a file of your own prompts, the runs are trained here and recorded in the page,
       beside the theory of these very prompts.
+    - `source`, `init`: what the runs were trained on and started from, where they cannot say it:
+      the `Task` behind a sample, or the `Prompts` themselves, which are then shown with the theory
+      of these very prompts.
     - `out`: the file; a temporary one if omitted.
     - `browser`: whether to open it.
     """
     path = Path(tempfile.mkdtemp(prefix="iclflow-")) / "explorer.html" if out is None else Path(out)
-    write_text(path, page(runs, settings))
+    write_text(path, page(runs, settings, source, init))
     if browser:
         webbrowser.open(path.resolve().as_uri())
     return path
 
 
 def page(
-    runs: "Sequence[xr.Dataset | Path | str]" = (), settings: Mapping[str, Any] | None = None
+    runs: "Sequence[xr.Dataset | Trajectory | Path | str]" = (),
+    settings: Mapping[str, Any] | None = None,
+    source: "Source | None" = None,
+    init: "AbstractInitialiser | None" = None,
 ) -> str:
-    """The page as text, with recorded runs or the settings that it opens with."""
+    """The page as text, with recorded runs or the settings that it opens with.
+
+    The arguments are those of `explore`.
+    """
     if runs and settings:
         raise ValueError("recorded runs have their own settings; give runs or settings, not both")
     if settings and settings.get("prompts") is not None:
@@ -129,7 +145,8 @@ def page(
         from iclflow.explorer.payload import packed
 
         inside = "".join(
-            f'<script type="text/plain" class="recorded">{packed(run)}</script>\n' for run in runs
+            f'<script type="text/plain" class="recorded">{packed(run, source, init)}</script>\n'
+            for run in runs
         )
     elif settings:
         from iclflow.explorer.address import address
@@ -142,14 +159,17 @@ def trained_on_prompts(settings: Mapping[str, Any]) -> "xr.Dataset":
     """Runs on given prompts, trained as `iclflow simulate` does, with their weights."""
     import dataclasses
 
-    from iclflow.explorer.payload import require_prompts
+    from iclflow.explorer.payload import require_given
     from iclflow.results.progress import progress_bar
     from iclflow.study.fields import from_names
     from iclflow.study.settings import Settings
     from iclflow.study.study import Study
+    from iclflow.tasks.own_prompts import Prompts
 
     given = Settings.read(given=dict(from_names(settings, "the settings")))
     wanted = dataclasses.replace(given, record=("loss", "weights"))
-    require_prompts(wanted)
+    source = wanted.source()
+    assert isinstance(source, Prompts)
+    require_given(wanted, source)
     with progress_bar("training", None) as report:
         return Study.of(wanted).run(progress=report)

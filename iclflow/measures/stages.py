@@ -321,9 +321,10 @@ def _checked(time: Any, loss: Any) -> tuple[np.ndarray, np.ndarray]:
     times, losses = times[keep], losses[keep]
     if np.any(np.diff(times) <= 0):
         where = int(np.argmax(np.diff(times) <= 0))
-        raise ValueError(
-            f"times must increase, got {times[where]:g} before {times[where + 1]:g}; sort the curve"
-        )
+        twice = times[where] == times[where + 1]
+        said = f"{times[where]:g} " + ("twice" if twice else f"before {times[where + 1]:g}")
+        usual = "keep one point of each time" if twice else "sort the curve"
+        raise ValueError(f"times must increase, got {said}; {usual}")
     if times.size and times[0] < 0:
         raise ValueError(f"times must not be negative, got {times[0]:g}; count from the start")
     return times, losses

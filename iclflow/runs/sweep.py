@@ -27,7 +27,15 @@ from iclflow.results.files import require_path
 from iclflow.results.progress import Progress, progress_bar
 from iclflow.results.provenance import code_key
 from iclflow.runs import cost
-from iclflow.runs.batch import SMALL, AbstractObserver, Piece, batches, blank_state, choose, require_observers
+from iclflow.runs.batch import (
+    SMALL,
+    AbstractObserver,
+    Piece,
+    batches,
+    blank_state,
+    choose,
+    require_observers,
+)
 from iclflow.runs.cells import AbstractCells, Grid, Vary
 from iclflow.runs.cluster import on_cluster, require_client
 from iclflow.runs.compute import (

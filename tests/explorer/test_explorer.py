@@ -8,6 +8,7 @@ import struct
 import typing
 import zlib
 
+import jax
 import numpy as np
 import pytest
 import xarray as xr
@@ -140,8 +141,83 @@ def test_recorded_runs_travel_inside(runs, tmp_path):
     assert about["rate"] == pytest.approx(0.2, rel=1e-14)
 
 
+RECORD = ["loss", "weights"]
+TASK = icl.Task([0.6, 0.3], 15)
+INIT = icl.Separate.initialiser(TASK, heads=3, scale=0.1)
+
+
+def swept(source=TASK, init=INIT, dynamics=None, **options):
+    dynamics = icl.Descent(0.2) if dynamics is None else dynamics
+    return icl.sweep(source, init, dynamics, until=40, seeds=2, record=RECORD, **options)
+
+
+def test_runs_of_sweep_are_shown_as_those_of_the_command(tmp_path, capsys):
+    """The same bytes, whichever way the experiment was stated; also from a file of `save`."""
+    options = {"spectrum": (0.6, 0.3), "context": 15, "heads": 3, "scale": 0.1, "noise": 0.2}
+    options |= {"task_covariance": (2.0, 1.0), "rate": 0.2, "steps": 40, "seeds": 2}
+    command = Study.of(Settings(**options, record=tuple(RECORD))).run()
+    law = icl.Normal(covariance=[2.0, 1.0])
+    task = icl.Task([0.6, 0.3], 15, tasks=law, label_noise=0.2)
+    mine = swept(task, saveat=command["step"].values.tolist())
+    assert payload(mine, "x") == payload(command, "x")
+    icl.save(mine, tmp_path / "own.nc")
+    page = ["--out", str(tmp_path / "own.html"), "--no-browser"]
+    assert cli.main(["explore", str(tmp_path / "own.nc"), *page]) == 0
+    capsys.readouterr()
+    # Other axes are another experiment in the same components.
+    turned = TASK.replace(basis=np.array([[0.8, -0.6], [0.6, 0.8]]))
+    assert json.loads(_about(payload(swept(turned), "x")))["settings"]["spectrum"] == [0.6, 0.3]
+
+
+def _about(found):
+    return found[4 : 4 + struct.unpack("<I", found[:4])[0]]
+
+
+def test_a_sweep_over_own_prompts_is_shown_with_their_own_theory(mine):
+    prompts = icl.Prompts(*mine)
+    loss = icl.Moments.of(prompts, features=icl.ReducedFeatures())
+    runs = swept(loss)
+    given = json.loads(_about(payload(runs, source=prompts)))["given"]
+    np.testing.assert_allclose(given["levels"], icl.theory.plateau_losses(loss), rtol=1e-12)
+    start = INIT(jax.random.key(1))
+    found = icl.predict(loss, start, probes=0).curve(runs["time"].values).loss
+    np.testing.assert_allclose(given["theory"][1][-1], found[-1], rtol=1e-12)
+    with pytest.raises(ValueError, match="do not say which task they were trained on; give it"):
+        payload(runs)
+    assert json.loads(_about(payload(runs, source=TASK)))["settings"]["context"] == 15
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: swept(dynamics=icl.Descent(0.01, icl.Adam())), "Adam and momentum keep no t/τ"),
+        (
+            lambda: swept(dynamics=icl.Descent(lambda step: 0.2 / (1 + step))),
+            "one rate, and these runs have a schedule",
+        ),
+        (lambda: swept(icl.Curriculum({0: TASK, 20: TASK})), "do not say which task"),
+        (lambda: swept(axes={"scale": [0.1, 0.2]}), r"vary scale; .* runs.isel\(scale=0\)"),
+        (lambda: swept(TASK.replace(tasks=icl.Pool([[1.0, 0.0]]))), "got Pool with 1 outputs"),
+        (
+            lambda: swept(TASK.replace(tasks=icl.Normal(covariance=[[2.0, 1.0], [1.0, 2.0]]))),
+            "has other eigenvectors",
+        ),
+        (lambda: swept(TASK.replace(inputs=icl.Sphere())), "Gaussian inputs"),
+        (
+            lambda: swept(init=icl.MLP.initialiser(TASK, heads=2, scale=0.1)),
+            "attention of the library, got NetworkInitialiser",
+        ),
+        (lambda: swept().drop_vars("loss"), "no loss; record"),
+    ],
+)
+def test_sweeps_that_the_page_cannot_show_are_one_line(make, reason):
+    with pytest.raises(ValueError, match=reason) as caught:
+        payload(make())
+    assert "\n" not in str(caught.value)
+
+
 def test_runs_of_a_sweep_say_what_they_lack(runs):
-    with pytest.raises(ValueError, match="does not say which task"):
+    with pytest.raises(ValueError, match="do not say which task"):
         payload(runs.assign_attrs(settings="{}"), "x")
     with pytest.raises(ValueError, match="stopped early"):
         payload(runs.assign(loss=runs["loss"] * np.nan), "x")

@@ -4,6 +4,7 @@ import json
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import iclflow as icl
@@ -115,6 +116,18 @@ def test_a_saved_sweep_is_read_by_the_commands(runs, tmp_path, monkeypatch, caps
     code, out, err = call(capsys, "diagnose", "sampled.nc", "--test-context", 40)
     assert code == 2
     assert "needs the task, which these runs do not say" in err
+
+
+def test_a_run_whose_rate_begins_and_ends_at_zero_is_diagnosed():
+    """Two points at one time: the weights rest where the clock of a schedule does."""
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 0.3, 50, 400)
+    init = icl.Merged.initialiser(TASK, heads=2, scale=0.1)
+    how = {"until": 500, "seeds": 2, "record": ["loss", "weights"]}
+    runs = icl.sweep(TASK, init, icl.Descent(schedule), **how)
+    assert (np.diff(runs["time"]) == 0).sum() > 2
+    found = icl.diagnose(runs)
+    assert (np.diff(found["time"]) > 0).all()
+    assert found.algorithm.values[0, -1] == "least squares (= PCR-D)"
 
 
 @pytest.mark.long
