@@ -260,8 +260,8 @@ class AbstractObserver(Protocol):
 
 def require_observers(observers: Any) -> None:
     """Refuse what cannot look on, before anything is trained."""
-    given = observers if isinstance(observers, Sequence) and not isinstance(observers, str) else 0
-    if given == 0 or not all(callable(o) and hasattr(o, "stops") for o in given):
+    listed = isinstance(observers, Sequence)
+    if not listed or not all(callable(one) and hasattr(one, "stops") for one in observers):
         raise ValueError(
             f"observers must be a list of objects with `stops` and `__call__`, such as Snapshots, "
             f"got {shown(observers)}"

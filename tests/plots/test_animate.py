@@ -307,7 +307,7 @@ def test_files_that_cannot_be_animated(runs, tmp_path, capsys):
     [
         ("film.txt", "the ending must be .mp4 or .gif"),
         ("film", "the ending must be"),
-        (3, "out must be the name of a file or folder, got 3"),
+        ("", "out must be the name of a file or folder"),
     ],
 )
 def test_what_is_no_film_is_refused_before_the_runs_are_read(out, complaint):

@@ -11,7 +11,7 @@ import xarray as xr
 
 import iclflow as icl
 from iclflow.results.choices import require_choice
-from iclflow.results.files import replacing, write_text
+from iclflow.results.files import replacing, require_path, write_text
 
 
 def names(folder):
@@ -90,12 +90,14 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
         write_text(tmp_path / "none" / "a.txt", "")
 
 
-@pytest.mark.parametrize("path", [3, None, ""])
-def test_what_names_no_file_is_refused_in_one_line(path):
+def test_what_names_no_file_is_refused_in_one_line():
     runs = xr.Dataset({"loss": ("time", [1.0])})
-    for read_or_write in (icl.load, lambda given: icl.save(runs, given)):
-        with pytest.raises(ValueError, match="path must be the name of a file or folder, got"):
-            read_or_write(path)
+    for use in (icl.load, lambda given: icl.save(runs, given)):
+        with pytest.raises(ValueError, match="path must be the name of a file or folder, got ''"):
+            use("")
+    for path in (3, None, b"run.nc"):
+        with pytest.raises(ValueError, match="out must be the name of a file or folder, got"):
+            require_path("out", path)
 
 
 def test_the_nearest_choice_is_named():

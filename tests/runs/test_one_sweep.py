@@ -13,6 +13,7 @@ import pytest
 import iclflow as icl
 from iclflow.runs import compute as computing
 from iclflow.runs import sweep as sweeps
+from iclflow.runs.batch import require_observers
 from iclflow.study.settings import Settings
 from iclflow.study.study import Study
 from iclflow.sweeps.design import Design, run
@@ -190,16 +191,20 @@ def test_a_cluster_without_a_store_is_one_line():
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"observers": 3}, "observers must be a list of objects with `stops` and `__call__`"),
-        ({"observers": [print]}, "observers must be a list of objects"),
         ({"client": 3, "store": "s.zarr"}, r"client must be a distributed\.Client, .* got 3"),
-        ({"store": 3}, "store must be the name of a file or folder, got 3"),
+        ({"store": ""}, "store must be the name of a file or folder, got ''"),
     ],
 )
 def test_what_cannot_look_on_compute_or_keep_is_one_line(given, complaint):
     with pytest.raises(ValueError, match=complaint) as caught:
         icl.sweep(TASK, INIT, icl.Descent(0.1), until=5, **given)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("observers", [3, None, print, [print], [3], "ab"])
+def test_observers_are_a_list_of_what_can_look_on(observers):
+    with pytest.raises(ValueError, match="observers must be a list of objects"):
+        require_observers(observers)
 
 
 def test_tests_of_a_design_are_those_of_each_point(tmp_path):
