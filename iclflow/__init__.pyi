@@ -31,6 +31,8 @@ from iclflow.dynamics import Optax as Optax
 from iclflow.dynamics import gradient_noise as gradient_noise
 from iclflow.dynamics import sharpness as sharpness
 from iclflow.dynamics import stable_rate as stable_rate
+from iclflow.dynamics.base import RESULTS as RESULTS
+from iclflow.dynamics.base import Trajectory as Trajectory
 from iclflow.dynamics.chebyshev import Chebyshev as Chebyshev
 from iclflow.dynamics.rosenbrock import Rosenbrock as Rosenbrock
 from iclflow.explorer import explore as explore
@@ -75,8 +77,6 @@ from iclflow.models import Steps as Steps
 from iclflow.models import Transformer as Transformer
 from iclflow.results.netcdf import load as load
 from iclflow.results.netcdf import save as save
-from iclflow.results.trajectory import RESULTS as RESULTS
-from iclflow.results.trajectory import Trajectory as Trajectory
 from iclflow.runs import record as record
 from iclflow.runs.batch import AbstractObserver as AbstractObserver
 from iclflow.runs.cells import Vary as Vary

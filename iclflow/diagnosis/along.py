@@ -9,9 +9,9 @@ import xarray as xr
 
 from iclflow.diagnosis.runs import select_run
 from iclflow.dynamics import Descent
+from iclflow.dynamics.base import Trajectory
 from iclflow.losses import AbstractPromptLoss
 from iclflow.models import AbstractInitialiser, AbstractLinearModel
-from iclflow.results.trajectory import Trajectory
 from iclflow.runs.record import (
     QUANTITIES,
     FixedPointDistance,

@@ -11,13 +11,13 @@ import xarray as xr
 from jaxtyping import Array, Float
 
 from iclflow.diagnosis.runs import clock_of, levels_of, select_run
+from iclflow.dynamics.base import Trajectory
 from iclflow.losses.memory import require_memory
 from iclflow.measures import consecutive_distances, right_basis, unexplained
 from iclflow.measures.subspace import log_intervals
 from iclflow.models import AbstractAttention, AbstractInitialiser, Separate
 from iclflow.results import pictures
 from iclflow.results.progress import Progress
-from iclflow.results.trajectory import Trajectory
 from iclflow.runs.record import as_dataset, recorded_models
 from iclflow.study.origin import Origin, Source
 from iclflow.tasks.task import Task

@@ -10,6 +10,7 @@ import xarray as xr
 from jaxtyping import Array, Float
 
 from iclflow.diagnosis.identify import best_match, identify
+from iclflow.dynamics.base import Trajectory
 from iclflow.losses import AbstractLoss, Moments, ReducedFeatures
 from iclflow.measures import (
     Clock,
@@ -24,7 +25,6 @@ from iclflow.measures import (
     stages_dataset,
 )
 from iclflow.models import AbstractInitialiser, AbstractModel, Separate
-from iclflow.results.trajectory import Trajectory
 from iclflow.runs.record import STEPS, TIME, as_dataset, in_order, is_timed, recorded_models
 from iclflow.study.origin import Origin, Source
 from iclflow.study.settings import Settings

@@ -18,14 +18,13 @@ from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
-from iclflow.dynamics.base import AbstractDynamics, Recorder, log_steps
+from iclflow.dynamics.base import RESULTS, AbstractDynamics, Recorder, Trajectory, log_steps
 from iclflow.dynamics.flow import Flow
 from iclflow.losses import AbstractLoss
 from iclflow.losses.base import require_loss
 from iclflow.measures.curvature import hessian_vector_product, top_eigenvalues
 from iclflow.models import AbstractLinearModel, AbstractModel, Merged
 from iclflow.models.base import require_model
-from iclflow.results.trajectory import RESULTS, Trajectory
 from iclflow.tasks.checks import require_real, require_within, shown
 
 

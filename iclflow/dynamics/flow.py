@@ -9,10 +9,9 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray
 
-from iclflow.dynamics.base import AbstractDynamics, Recorder
+from iclflow.dynamics.base import RESULTS, AbstractDynamics, Recorder, Trajectory
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
-from iclflow.results.trajectory import RESULTS, Trajectory
 from iclflow.tasks.checks import require_real, require_size, shown
 
 NO_STEP = 100  # units of the last place of the time, in which weights that diverge change

@@ -24,7 +24,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Shaped
 
 from iclflow.dynamics import AbstractDynamics
-from iclflow.dynamics.base import Recorder
+from iclflow.dynamics.base import RESULTS, Labelled, Recorder, Trajectory
 from iclflow.dynamics.gradient_noise import gradient_noise
 from iclflow.losses import (
     AbstractLoss,
@@ -50,7 +50,6 @@ from iclflow.models import (
 from iclflow.results.choices import require_choice
 from iclflow.results.display import short
 from iclflow.results.provenance import stamp
-from iclflow.results.trajectory import RESULTS, Labelled, Trajectory
 from iclflow.tasks.checks import require_kind
 from iclflow.tasks.task import Task
 

@@ -13,13 +13,12 @@ from jax.core import Tracer
 from jaxtyping import ArrayLike, PRNGKeyArray
 
 from iclflow.dynamics import AbstractDynamics, Descent
-from iclflow.dynamics.base import marks_until, require_dynamics
+from iclflow.dynamics.base import RESULTS, Trajectory, marks_until, require_dynamics
 from iclflow.losses import AbstractLoss
 from iclflow.losses.base import jumps, piece_at, require_loss, warn_single_precision
 from iclflow.models import AbstractModel
 from iclflow.models.base import require_model
 from iclflow.results.progress import Progress, progress_bar
-from iclflow.results.trajectory import RESULTS, Trajectory
 from iclflow.runs.record import MODELS, Record, Recording, measure_after, resolve
 from iclflow.runs.testing import Test, Tests
 from iclflow.tasks.base import Values

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from iclflow.dynamics.base import Labelled
 from iclflow.losses import AbstractLoss, Draws, Population, Sequences, population_moments
 from iclflow.losses.base import changes
 from iclflow.losses.population import beyond_white
 from iclflow.models import AbstractLinearModel, AbstractModel
 from iclflow.models.layers import AbstractLayers
-from iclflow.results.trajectory import Labelled
 from iclflow.runs.record import Record, axis_labels, by_name
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.checks import require_size

@@ -14,9 +14,9 @@ from iclflow.dynamics import (
     sharpness,
     stable_rate,
 )
+from iclflow.dynamics.base import RESULTS
 from iclflow.losses import Features, Fresh, Minibatch, Moments, Population, Sequences
 from iclflow.models import Blocks
-from iclflow.results.trajectory import RESULTS
 from iclflow.runs.simulate import simulate
 from iclflow.tasks.task import Task
 from tests.helpers.cases import KEY, MODELS, NETWORKS, TASKS, filled, softmax

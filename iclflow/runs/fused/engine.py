@@ -15,8 +15,8 @@ from jax.core import Tracer
 from jaxtyping import Array
 
 from iclflow.dynamics import Flow, FlowState
+from iclflow.dynamics.base import RESULTS
 from iclflow.dynamics.flow import NextStep, slope
-from iclflow.results.trajectory import RESULTS
 from iclflow.runs.device import Advanced, cores, to_host
 from iclflow.runs.fused import cpp, cuda, flow_cpp, flow_cuda
 from iclflow.runs.fused.program import TERMS, Program, trace, write
