@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
+from iclflow.dynamics.base import Trajectory
 from iclflow.explorer.address import COMPONENTS, INSTEAD, require_page
 from iclflow.explorer.curves import shown
 from iclflow.explorer.stated import of_model, stated
@@ -25,7 +26,6 @@ from iclflow.models import (
     Separate,
     empty_model,
 )
-from iclflow.results.trajectory import Trajectory
 from iclflow.runs.record import as_dataset, in_order, is_timed, recorded_models
 from iclflow.study.origin import Origin, Source
 from iclflow.study.settings import Settings, load_runs
