@@ -178,10 +178,6 @@ class FactoredMatrix(eqx.Module):
         rows = self.right.T @ (outer.T @ u[:, :count])
         return values, jnp.linalg.qr(rows)[0].T
 
-    def frobenius_norm(self) -> Float[Array, ""]:
-        """‖M‖_F, from the core (the trace of Gram matrices would lose half the digits)."""
-        return jnp.linalg.norm(self.core())
-
     def trace(self) -> Float[Array, ""]:
         """tr(A B) = Σᵢⱼ Aᵢⱼ Bⱼᵢ, for a square M."""
         return jnp.sum(self.left * self.right.T)

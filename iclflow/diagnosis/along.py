@@ -8,7 +8,6 @@ import numpy as np
 import xarray as xr
 
 from iclflow.diagnosis.runs import select_run
-from iclflow.dynamics import Descent
 from iclflow.dynamics.base import Trajectory
 from iclflow.losses import AbstractPromptLoss
 from iclflow.models import AbstractInitialiser, AbstractLinearModel
@@ -60,7 +59,7 @@ def measure_along(
         study = Study.of(settings)
         loss, dynamics = (study.loss if source is None else loss), study.dynamics
     models = recorded_models(run, origin.init)
-    rates = dynamics.rate_at(run["step"].values) if isinstance(dynamics, Descent) else None
+    rates = dynamics.rate_at(run["step"].values)
     names = ("conserved_drift", "sharpness", "top_eigenvalues")
     names += () if rates is None else ("rate_times_sharpness",)
     distance = None

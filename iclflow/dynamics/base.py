@@ -140,6 +140,10 @@ class AbstractDynamics(Displayed):
     def time(self, marks: ArrayLike) -> Any:
         """The time at the marks: t/τ, or the number of steps where no such clock is kept."""
 
+    def rate_at(self, step: ArrayLike) -> Any:
+        """The learning rate at a step (or steps); None for a dynamics without one."""
+        del step
+
     @abc.abstractmethod
     def spread(self, until: float, count: int) -> np.ndarray:
         """`count` marks from 0 to `until`, evenly in the logarithm of time."""

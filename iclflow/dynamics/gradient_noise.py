@@ -55,7 +55,7 @@ def gradient_noise(
     >>> float(icl.gradient_noise(whole, model, size=100).trace)
     0.0
     """
-    whole = loss.whole if isinstance(loss, Minibatch) else loss
+    whole = loss.reported
     if size is None and isinstance(loss, Minibatch):
         size = loss.size
     count, take = getattr(whole, "count", None), getattr(whole, "take", None)

@@ -49,6 +49,11 @@ class AbstractLoss(Displayed):
         del mark
         return self
 
+    @property
+    def reported(self) -> "AbstractLoss":
+        """The loss of all prompts, where a step descends that of a few; else the loss itself."""
+        return self
+
     @abc.abstractmethod
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         """The loss of one model."""

@@ -44,6 +44,10 @@ class Minibatch(AbstractLoss):
                 f"the batch must have between 1 and {self.whole.count} sequences, got {self.size}"
             )
 
+    @property
+    def reported(self) -> AbstractLoss:
+        return self.whole
+
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         return self.whole(model)
 

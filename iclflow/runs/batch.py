@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from iclflow.dynamics import AbstractDynamics, Descent
+from iclflow.dynamics import AbstractDynamics
 from iclflow.losses import AbstractLoss
 from iclflow.losses.base import piece_at
 from iclflow.losses.memory import RESERVE, device_bytes
@@ -660,7 +660,6 @@ def _record(losses, axis, models, record, mark) -> Any:
 @eqx.filter_jit
 def _after(losses, models, dynamics, names, axes, marks) -> Any:
     def one(loss: Any, models: Any, how: Any) -> Any:
-        rates = how.rate_at(marks) if isinstance(how, Descent) else None
-        return measure_after(names, models, loss, rates, jnp.asarray(marks))
+        return measure_after(names, models, loss, how.rate_at(marks), jnp.asarray(marks))
 
     return eqx.filter_vmap(one, in_axes=axes)(losses, models, dynamics)

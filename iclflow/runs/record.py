@@ -30,7 +30,6 @@ from iclflow.losses import (
     AbstractLoss,
     AbstractPromptLoss,
     LargeContext,
-    Minibatch,
     Population,
 )
 from iclflow.losses.base import changes
@@ -421,7 +420,7 @@ def _itself(model: AbstractModel, loss: AbstractLoss) -> AbstractModel:
 
 
 def _fixed_point_distance(loss: AbstractLoss | None) -> FixedPointDistance | PlateauDistance:
-    whole = loss.whole if isinstance(loss, Minibatch) else loss
+    whole = None if loss is None else loss.reported
     traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(whole))
     if isinstance(whole, AbstractPromptLoss) and not traced:
         return PlateauDistance.of(whole)

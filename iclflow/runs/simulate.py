@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import ArrayLike, PRNGKeyArray
 
-from iclflow.dynamics import AbstractDynamics, Descent
+from iclflow.dynamics import AbstractDynamics
 from iclflow.dynamics.base import RESULTS, Trajectory, marks_until, require_dynamics
 from iclflow.losses import AbstractLoss
 from iclflow.losses.base import jumps, piece_at, require_loss, warn_single_precision
@@ -248,6 +248,6 @@ def _measured(run: Trajectory, loss, dynamics, recording: Recording) -> Trajecto
     if not recording.after:
         return run
     kept = {name: values for name, values in run.record.items() if name != MODELS}
-    rates = dynamics.rate_at(run.step) if isinstance(dynamics, Descent) else None
+    rates = dynamics.rate_at(run.step)
     measured = measure_after(recording.after, run.record[MODELS], loss, rates, run.step)
     return eqx.tree_at(lambda r: r.record, run, kept | measured)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from iclflow.losses import AbstractPromptLoss, Minibatch
+from iclflow.losses import AbstractPromptLoss
 from iclflow.measures import first_crossings
 from iclflow.measures.stages import find_stages
 from iclflow.models import AbstractModel, draw_model, empty_model
@@ -147,7 +147,7 @@ def predicted_times(runs: Finished) -> np.ndarray:
         [entry] = runs.point.entries((), np.asarray([seed]), place)
         model = draw_model(entry.init, jax.random.key(int(entry.weights[0])))
         # Of the prompts that were trained on, where these are finitely many.
-        whole = entry.loss.whole if isinstance(entry.loss, Minibatch) else entry.loss
+        whole = entry.loss.reported
         sampled = isinstance(whole, AbstractPromptLoss)
         times = theory_times(whole if sampled else runs.point.source(int(seed)), model)
         row[: len(times)] = times[: len(row)]

@@ -12,7 +12,7 @@ import xarray as xr
 
 from iclflow.dynamics import AbstractDynamics, Descent
 from iclflow.dynamics.base import linear_steps
-from iclflow.losses import AbstractLoss, AbstractPromptLoss, Minibatch
+from iclflow.losses import AbstractLoss, AbstractPromptLoss
 from iclflow.losses.select import Choice
 from iclflow.measures import first_crossings
 from iclflow.models import (
@@ -216,13 +216,8 @@ class Study:
         model = empty_model(self.init)
         if isinstance(self.source, Task):
             return covered_levels(self.source, model)
-        loss = self._reported
+        loss = self.loss.reported
         return np.zeros(0) if not_quadratic(loss) else visited_levels(loss, model)
-
-    @property
-    def _reported(self) -> AbstractLoss:
-        """The loss of all prompts, from which a stochastic loss draws its batches."""
-        return self.loss.whole if isinstance(self.loss, Minibatch) else self.loss
 
     def prediction(self, runs: xr.Dataset) -> "TheoryComparison | None":
         """The theory from the same initial weights, where it covers the study."""
@@ -239,17 +234,16 @@ class Study:
         Training on batches of prompts has the theory of all of them.
         """
         vary, settings = Vary(self.settings.vary), self.settings
-        sampled = settings.finite and isinstance(self._reported, AbstractPromptLoss)
+        sampled = settings.finite and isinstance(self.loss.reported, AbstractPromptLoss)
         for seed in seeds:
             offset = int(seed) - settings.seed
             source = settings.task(offset) if vary is Vary.ALL else self.source
             if not sampled:
                 yield source
             elif vary is Vary.WEIGHTS:
-                yield self._reported
+                yield self.loss.reported
             else:
-                loss = settings.build_loss(source, self.choice, offset)
-                yield loss.whole if isinstance(loss, Minibatch) else loss
+                yield settings.build_loss(source, self.choice, offset).reported
 
     def _starts(self, seeds: Iterable[int]) -> Iterator[AbstractModel]:
         """The initial weights of each seed."""
@@ -282,7 +276,8 @@ class Study:
         """Numbers of the runs, ready for JSON."""
         runs = in_order(runs)
         settings, blocks = self.settings, self.settings.zero_blocks()
-        rate = float(self.dynamics.rate_at(0)) if isinstance(self.dynamics, Descent) else None
+        rate = self.dynamics.rate_at(0)
+        rate = None if rate is None else float(rate)
         last = [_last(row) for row in runs["loss"].values]
         tests = {name: _final(runs[name]) for name in self.tests}
         tests |= {name: runs[name].values.tolist() for name in TEST_DIMS if name in runs.coords}

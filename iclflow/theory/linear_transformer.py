@@ -270,12 +270,6 @@ class CoupledFlow:
         drive = v * s**2 * (1 - (n + 1) / n * s * p * q)
         return drive * q - v * s * p * q_part, drive * p - s**2 * q * p_part
 
-    def balance_drift(self, p: Weights, q: Weights) -> Weights:
-        """τ d(p² - q²)/dt = (2/N)(s² q² T_p - v s p² T_q) by mode; the sum over modes is 0."""
-        s, v = self.modes.spectrum, self.modes.variances
-        p_part, q_part = self._parts(p, q)
-        return 2 * (s**2 * q**2 * p_part - v * s * p**2 * q_part)
-
     def solve(
         self,
         time: Float[np.ndarray, " T"],

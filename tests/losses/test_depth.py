@@ -298,7 +298,7 @@ def test_control_variates_make_the_error_of_draws_smaller():
     delta = np.asarray(loss.matrices[0]) - np.eye(4)
     moment = np.einsum("m,mdc->dc", np.asarray(loss.weights[0]), delta**2)
     np.testing.assert_allclose(moment, (1 + np.eye(4)) / 31, rtol=1e-9)
-    for task, draws in ((WHITE, 20), (WHITE.replace(inputs=icl.tasks.inputs.Sphere()), 200)):
+    for task, draws in ((WHITE, 20), (WHITE.replace(inputs=icl.tasks.laws.Sphere()), 200)):
         with pytest.raises(ValueError, match="control variates need Gaussian inputs"):
             icl.Draws.sample(task, draws, KEY, controls=True)
 
@@ -311,7 +311,7 @@ def test_draws_have_the_law_of_the_inputs():
         squares = np.trace(matrices @ matrices, axis1=1, axis2=2) / 3
         error = squares.std() / math.sqrt(len(squares))
         assert abs(squares.mean() - float(trace_moments(3, context, 2)[2])) < 3 * error
-    signs = icl.Task([1.0] * 3, 5, inputs=icl.tasks.inputs.Rademacher())
+    signs = icl.Task([1.0] * 3, 5, inputs=icl.tasks.laws.Rademacher())
     matrices = np.asarray(icl.Draws.sample(signs, 10, KEY).matrices[0])
     np.testing.assert_allclose(np.diagonal(matrices, axis1=1, axis2=2), 1.0)  # z² = 1
 
@@ -403,7 +403,7 @@ def test_mistakes_are_one_line():
             "one output, got 2",
         ),
         (
-            lambda: icl.Population(icl.Task([1.0, 0.5], 9, inputs=icl.tasks.inputs.Sphere()))(
+            lambda: icl.Population(icl.Task([1.0, 0.5], 9, inputs=icl.tasks.laws.Sphere()))(
                 drawn(icl.Task([1.0, 0.5], 9), 2)
             ),
             "covers Gaussian inputs",
@@ -415,7 +415,7 @@ def test_mistakes_are_one_line():
 
 
 def test_select_says_which_level_and_why():
-    task, sphere = PLAIN, PLAIN.replace(inputs=icl.tasks.inputs.Sphere())
+    task, sphere = PLAIN, PLAIN.replace(inputs=icl.tasks.laws.Sphere())
     level = lambda task, layers, p: icl.select(task, drawn(task, layers), p).level  # noqa: E731
     assert [level(task, layers, None) for layers in (1, 2, 3)] == [
         "population",

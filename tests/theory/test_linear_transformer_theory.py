@@ -109,8 +109,10 @@ def test_slope_and_hessian_are_derivatives_of_the_loss():
     np.testing.assert_allclose(np.concatenate(flow.slope(p, q)), -gradient, atol=1e-13)
     np.testing.assert_allclose(flow.hessian(p, q), hessian, atol=1e-13)
     first, second = flow.slope(p, q)
-    np.testing.assert_allclose(flow.balance_drift(p, q), 2 * (p * first - q * second), atol=1e-13)
-    assert abs(flow.balance_drift(p, q).sum()) < 1e-14
+    # τ d(p² - q²)/dt is not zero by mode, and its sum over modes is.
+    drift = 2 * (p * first - q * second)
+    assert np.abs(drift).min() > 1e-3
+    assert abs(drift.sum()) < 1e-13
 
 
 def test_only_the_whole_is_conserved():
