@@ -29,6 +29,9 @@ EXAMPLES = f"""figures:
              (transformers trained for real: minutes on a GPU, hours on a CPU; they resume)
   field      {_FIELD}
              (tables that other groups published, recomputed cell by cell)
+  diversity  diversity-fig1
+             (transformers on pools of tasks: minutes on a CPU; diversity-published has the
+             published size, for a GPU)
 
 examples:
   iclflow reproduce                      # everything, at paper scale, into report/index.html
@@ -43,7 +46,10 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The figures, and where they go."""
     parser.add_argument(
-        "figures", nargs="*", metavar="FIGURE", help="names, all (default), nonlinear, or field"
+        "figures",
+        nargs="*",
+        metavar="FIGURE",
+        help="names, all (default), nonlinear, field, or diversity",
     )
     parser.add_argument(
         "--out",

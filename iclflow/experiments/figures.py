@@ -7,7 +7,7 @@ called. `grokking` and `in_context_emergence` have theirs beside their data.
 import dataclasses
 
 from iclflow.experiments import field, grokking, in_context_emergence
-from iclflow.experiments.base import Experiment, Figure, Live, Module
+from iclflow.experiments.base import Experiment, Figure, Live, Module, Source
 
 _WORDS = Module("iclflow.experiments.captions")
 
@@ -527,6 +527,39 @@ SOFTMAX_PLATEAUS = (
     ),
 )  # fmt: skip
 
+# Transformers on pools of tasks, and linear attention, which cannot tell the pools apart.
+_diversity = Experiment("task_diversity")
+_diversity_published = Source(
+    _diversity.data.compute_published, _diversity.claims.claims, _diversity.claims.controls,
+    resumes=True,
+)  # fmt: skip
+
+TASK_DIVERSITY = (
+    Figure(
+        "diversity-fig1", "Task diversity, Figure 1", "How many tasks, and how long",
+        _diversity.source(resumes=True), _diversity.figure.draw,
+        caption="""Small transformers on prompts of K tasks. Left: whether their predictions are
+        nearer to dMMSE, which knows the tasks, or to ridge regression, over training; few tasks are
+        memorised soon, more of them later, and many not at all in this time. Middle: distances to
+        both on new tasks at the end, and those of linear attention. Right: linear attention knows
+        only the second moment of the pool, so that on pools with the same one it trains as on
+        infinitely many tasks.""",
+        alt="""Left: curves that begin near ridge; those of few tasks rise to dMMSE, those of many
+        stay. Middle: the distance to ridge falls below that to dMMSE as tasks are added. Right: the
+        losses of all pools lie on one dashed curve; dotted ones of other pools do not.""",
+        group="diversity",
+    ),
+    Figure(
+        "diversity-published", "Task diversity at the published size", "The same at full size",
+        _diversity_published, _diversity.figure.draw,
+        caption="""As Figure 1 of task diversity, at the sizes and with the schedule of Raventós et
+        al. (2023): D = 8, eight layers of width 128, half a million steps.""",
+        alt="""As Figure 1 of task diversity: preference over training, distances at the end, and
+        linear attention.""",
+        group="diversity-published",
+    ),
+)  # fmt: skip
+
 BY_NAME: dict[str, Figure] = {
     figure.name: figure
     for figure in (
@@ -549,6 +582,7 @@ BY_NAME: dict[str, Figure] = {
         *SOFTMAX_PLATEAUS,
         *in_context_emergence.FIGURES,
         *grokking.FIGURES,
+        *TASK_DIVERSITY,
         *field.FIGURES,
     )
 }

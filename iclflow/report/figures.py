@@ -122,6 +122,15 @@ PAPERS = (
         ),
     ),
     Paper(
+        "Transformers on pools of tasks",
+        "beyond the papers; the setting of A. Raventós, M. Paul, F. Chen and S. Ganguli, 2023",
+        "",
+        "Trained on few tasks a transformer learns these tasks, trained on many it learns "
+        "regression. How many are needed depends on how long it trains. Linear attention has no "
+        "such transition.",
+        _figures("diversity-fig1", "diversity-published"),
+    ),
+    Paper(
         "Numbers of other groups",
         "published with the code of seven groups, 2023 to 2026",
         "",

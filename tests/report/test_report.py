@@ -455,6 +455,7 @@ def test_the_table_names_every_figure_of_the_paper():
     wanted += ["v2-softmax", "v2-init", "v2-length", "zero-blocks"]
     wanted += [*(f"depth-fig{i}" for i in range(1, 7)), "softmax-fig1"]
     wanted += [*(f"lt-fig{i}" for i in range(1, 5)), "lt-blocks", "lt-fig5", "lt-fig6", "lt-fig7"]
+    wanted += ["diversity-fig1", "diversity-published"]
     groups = ("staircase", "pools", "shifted", "tokens", "spins", "softmax", "depth", "curves")
     wanted += [f"field-{group}" for group in groups]
     assert list(FIGURES) == wanted
@@ -514,8 +515,10 @@ def test_choosing_figures():
     assert all(figure.source.resumes for figure in nonlinear)
     field = choose(["field"])
     assert {figure.group for figure in field} == {"field"}
-    everything = [*choose([]), *nonlinear, *field]
-    assert choose(["nonlinear", "field", "all"]) == everything == list(FIGURES.values())
+    diversity = choose(["diversity", "diversity-published"])
+    everything = [*choose([]), *nonlinear, *diversity, *field]
+    groups = ["nonlinear", "field", "diversity", "diversity-published", "all"]
+    assert choose(groups) == everything == list(FIGURES.values())
     assert [figure.name for figure in choose(["fig10", "fig2", "fig10"])] == ["fig2", "fig10"]
     with pytest.raises(ValueError, match=r"unknown figure 'fig33'; did you mean 'fig3'\?"):
         choose(["fig1", "fig33"])
