@@ -237,6 +237,52 @@ def test_a_healthy_run_beside_a_failing_one_keeps_every_bit(monkeypatch):
             np.testing.assert_array_equal(mixed[name][0], other[name][0])
 
 
+@COMPILER
+def test_two_layers_in_the_loop_of_the_cpu(monkeypatch):
+    """Against descent written out, step by step."""
+    monkeypatch.setattr(engine, "available", lambda: engine.CPP)
+    layers = icl.Layers.initialiser(TASK, layers=2, heads=2, scale=0.3)
+    models = draw_models(layers, range(9))
+    start = eqx.filter_vmap(lambda m: DESCENT.init(POPULATION, m, jax.random.key(0)))(models)
+    parts = (POPULATION, DESCENT, eqx.tree_at(lambda s: s.step, start, start.step[0]))
+    fused = engine.Fused.of(*parts, (False, False))
+    record, marks = {"loss": lambda model, loss: loss(model)}, np.asarray([0, 5])
+    assert engine.why_not(fused, parts, record, 9, marks) is None
+    found = fused.advance(parts, marks, record).record["loss"]
+    value = eqx.filter_jit(eqx.filter_value_and_grad(lambda m: POPULATION(m)))
+    for run in (0, 8):
+        model, losses = jax.tree.map(lambda a, i=run: a[i], models), []
+        for _ in range(6):
+            loss, gradient = value(model)
+            losses.append(float(loss))
+            model = jax.tree.map(lambda w, g: w - 0.1 * g, model, gradient)
+        np.testing.assert_allclose(found[run], [losses[0], losses[5]], rtol=1e-12)
+
+
+def test_layers_that_are_too_wide_say_so(monkeypatch):
+    """At D = 4 with five heads a layer has 45 weights: two are too many for implicit steps."""
+    monkeypatch.setattr(engine, "available", lambda: engine.CPP)
+    record = {"loss": lambda model, loss: loss(model)}
+    for size, heads, dynamics, word in (
+        (4, 5, icl.Flow(1e-6, solver=icl.Rosenbrock()), "90 weights are too many"),
+        (8, 9, DESCENT, "numbers per run"),
+    ):
+        task = icl.Task([1 / (d + 1) for d in range(size)], 31)
+        loss = icl.Population(task)
+        models = draw_models(
+            icl.Layers.initialiser(task, layers=2, heads=heads, scale=0.1), range(2)
+        )
+        state = eqx.filter_vmap(
+            lambda m, loss=loss, d=dynamics: d.init(loss, m, jax.random.key(0))
+        )(models)
+        if dynamics is DESCENT:
+            state = eqx.tree_at(lambda s: s.step, state, state.step[0])
+        parts = (loss, dynamics, state)
+        fused = engine.Fused.of(*parts, (False, False))
+        reason = engine.why_not(fused, parts, record, 2, np.asarray([9]))
+        assert word in str(reason)
+
+
 def test_what_numbers_cannot_do_is_left_to_vmap(monkeypatch):
     """A recorded function with an operation that has no rule, and a model that is too wide."""
     monkeypatch.setattr(cost, "worth_compiling", lambda *_: True)

@@ -107,7 +107,7 @@ def _trained_end(layers: int, tied: bool) -> float:
 
 
 STAIR_SPECTRUM, STAIR_CONTEXT, HEADS, SCALE = (0.6, 0.3), 15, 3, 0.05
-SEEDS, QUICK_SEEDS = 8, 2
+SEEDS, QUICK_SEEDS = 20, 2
 SHOWN_SEED = 0
 STAIR_MARKS = 2_000
 ACTIVE = 0.3  # |v| of an active head; those of idle ones are of the order of the init scale
