@@ -5,11 +5,13 @@ from functools import partial
 from typing import NamedTuple
 
 from iclflow.models.base import AbstractInitialiser
+from iclflow.models.label_row import LabelRow
 from iclflow.models.layers import Layers
 from iclflow.models.merged import Merged
 from iclflow.models.networks import MLP, ConvNet
 from iclflow.models.separate import Separate
 from iclflow.models.softmax import Softmax
+from iclflow.models.steps import Steps
 from iclflow.models.transformer import Transformer
 
 
@@ -33,6 +35,8 @@ MODELS: dict[str, Kind] = {
     "softmax-separate": Kind(partial(Softmax.initialiser, rank=1), ("heads", "rank", "blocks")),
     "layers-merged": Kind(partial(Layers.initialiser, rank=None), ("layers", "tied", "heads")),
     "layers-separate": Kind(Layers.initialiser, ("layers", "tied", "heads", "rank")),
+    "steps": Kind(Steps.initialiser, ("layers", "tied")),
+    "label-row": Kind(lambda source, scale: LabelRow.initialiser(source, deviation=scale), ()),
     "transformer": Kind(
         Transformer.initialiser, ("layers", "heads", "width", "mlp", "norm", "causal")
     ),

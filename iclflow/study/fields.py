@@ -188,6 +188,7 @@ TASK, MODEL, DATA = "task", "model", "data and level of exactness"
 DYNAMICS, RUNS = "dynamics", "runs"
 LAYERS = ("merged", "separate", "softmax-merged", "softmax-separate")
 DEEP = {"merged": "layers-merged", "separate": "layers-separate"}
+STACKED = (*DEEP.values(), "steps")
 HEADED = (*LAYERS, "mlp", "conv", *DEEP.values(), "transformer")
 RANKED = ("separate", "softmax-separate", "conv", "layers-separate")
 SEEDS = 2**32  # seeds are whole numbers below
@@ -265,6 +266,10 @@ class Fields:
         None, TASK, "mean of the task vector w", metavar="LIST"
     )
     pool: int | None = option(None, TASK, "draw the tasks from a pool of M", metavar="M", least=1)
+    nonzero: int | None = option(
+        None, TASK, "task vectors with S entries N(0, 1) at random places, the others zero",
+        metavar="S", least=1,
+    )  # fmt: skip
     fixed_fraction: float = option(
         0.0, TASK, "share of the prompts that have one fixed task w*", metavar="SHARE", page=(0, 1)
     )
@@ -274,17 +279,16 @@ class Fields:
     )  # fmt: skip
     rotate: bool = option(False, TASK, "draw the eigenvectors at random (--eigen-seed)")
     model: str = option(
-        "separate", MODEL, "the model (linear-transformer has D outputs, and --scale is p = q)",
-        choices=(*HEADED, "linear-transformer"),
+        "separate", MODEL, "the model (linear-transformer has D outputs, and --scale is p = q; of "
+        "steps and label-row --scale is the standard deviation of every weight)",
+        choices=(*HEADED, "steps", "label-row", "linear-transformer"),
     )  # fmt: skip
     layers: int | None = option(
         None, MODEL, "number of layers of linear attention or of a transformer (2 of the models "
-        "layers-… and transformer)",
-        metavar="L", least=1, needs=("model", *DEEP.values(), "transformer"), page=(1, 2),
+        "layers-…, steps and transformer)",
+        metavar="L", least=1, needs=("model", *STACKED, "transformer"), page=(1, 2),
     )  # fmt: skip
-    tied: bool = option(
-        False, MODEL, "all layers share their weights", needs=("model", *DEEP.values())
-    )
+    tied: bool = option(False, MODEL, "all layers share their weights", needs=("model", *STACKED))
     heads: int = option(
         5, MODEL, "number of heads", metavar="H", least=1, needs=("model", *HEADED), page=(1, 16)
     )

@@ -42,6 +42,7 @@ from iclflow.tasks.laws import (
     Mixture,
     Normal,
     Pool,
+    Sparse,
     named_inputs,
     named_spectrum,
 )
@@ -247,11 +248,21 @@ class Settings(Fields):
                 raise ValueError(f"{name} needs {size} {what}, one a dimension, got {len(given)}")
         covariance = 1.0 if self.task_covariance is None else self.task_covariance
         if MODELS[self.model].vector:
-            if self.fixed_fraction > 0 or self.task_mean is not None:
-                raise ValueError(f"the model {self.model!r} has no fixed task and no task mean")
+            if self.fixed_fraction > 0 or (self.task_mean, self.nonzero) != (None, None):
+                raise ValueError(
+                    f"the model {self.model!r} has no fixed task, no task mean and no sparse tasks"
+                )
             return Commuting(covariance)
         if self.pool is not None and (self.task_covariance, self.task_mean) != (None, None):
             raise ValueError("give one of: a pool, or a task covariance and mean")
+        if self.nonzero is not None:
+            given = (self.pool, self.task_covariance, self.task_mean)
+            if given != (None, None, None) or self.fixed_fraction > 0:
+                raise ValueError(
+                    "nonzero says what the tasks are; leave out the pool, their covariance and "
+                    "mean, and the fixed task"
+                )
+            return Sparse(self.nonzero)
         if self.pool is not None:
             law = Pool(jax.random.normal(pool_key, (self.pool, size)))
         else:

@@ -67,6 +67,19 @@ def test_two_layers_fall_in_as_many_steps_as_they_have_modes_and_when_it_is_pred
     assert np.max(np.abs(other.times[1:] / times[1:] - 1)) > 0.01
 
 
+@pytest.mark.slow
+def test_two_heads_that_escape_together_are_named_in_the_order_in_which_they_rise():
+    """At the second drop a head of layer 1 rises first, and one of layer 0 moves most."""
+    model, table = start(10, scale=0.05), depth.plateau_table(TASK)
+    found = icl.predict(TASK, model, probes=0)
+    assert any("together" in note for note in found.notes)
+    assert found.heads is not None
+    assert (found.heads // HEADS).tolist() == [0, 1, 0, 1]
+    layers = [found.heads[:count] // HEADS for count in range(5)]
+    ranks = [(int(np.sum(one == 0)), int(np.sum(one == 1))) for one in layers]
+    assert all(level > table[pair] - 1e-6 for level, pair in zip(found.levels, ranks, strict=True))
+
+
 @pytest.mark.long
 def test_tied_layers_are_predicted_by_the_same_engine():
     tied = start(0, tied=True)

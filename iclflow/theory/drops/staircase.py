@@ -263,7 +263,13 @@ class _Follower:
             self.floor = min(self.floor, AWAKE * rest.opening.size)
         losses = self.flow.loss(np.stack(states))
         between = functools.partial(self._between, before, opening, floor, states)
-        for level in self._levels(before, between, float(losses.min()), rest is not None):
+        levels = self._levels(before, between, float(losses.min()), rest is not None)
+        heads: list[int | None] = [None] * len(levels)
+        if len(levels) > 1 and not isinstance(self.flow.source, Quadratic):
+            # These levels are those of the heads that had risen, so each drop is made by the next.
+            risen = self._risen(before, floor, states)
+            heads = list(risen) if len(risen) == len(levels) else heads
+        for level, head in zip(levels, heads, strict=True):
             middle = (self.levels[-1] + level) / 2
             if losses.min() >= middle:  # a rest that is no lower is no drop
                 continue
@@ -271,8 +277,19 @@ class _Follower:
             piece, span = pieces[step - 1], (times[step - 1], times[step])
             time = _crossing(self.flow, piece, middle, *span)
             self.levels.append(level)
-            self.drops.append(self._drop(begin + time, piece(time), before, opening, escape))
+            drop = self._drop(begin + time, piece(time), before, opening, escape, head)
+            self.drops.append(drop)
         return rest is not None
+
+    def _risen(
+        self, before: Bool[np.ndarray, " H"], floor: float, states: list[np.ndarray]
+    ) -> list[int]:
+        """The heads that rise along a descent, in their order; the larger of two goes first."""
+        values = np.abs(np.stack([self.flow.split(state)[0] for state in states]))
+        up = values > floor
+        first = np.argmax(up, axis=0)
+        found = np.flatnonzero(up.any(axis=0) & ~before)
+        return sorted(map(int, found), key=lambda h: (first[h], -values[first[h], h]))
 
     def _levels(
         self,
@@ -343,9 +360,10 @@ class _Follower:
         before: Bool[np.ndarray, " H"],
         opening: Opening,
         escape: _Escape,
+        head: int | None = None,
     ) -> HeadDrop:
-        """A drop of the last leg, made by the head that moves most in the middle of it."""
-        head = int(np.argmax(self.flow.speeds(state)))
+        """A drop of the last leg, made by `head`, or by the one that moves most in its middle."""
+        head = int(np.argmax(self.flow.speeds(state))) if head is None else head
         sign = float(np.sign(self.flow.split(self.state)[0][head]))
         others = [drop.head for drop in self.drops]
         if before[head] or head in others:
