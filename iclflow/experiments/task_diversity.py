@@ -22,18 +22,18 @@ from matplotlib.colors import to_rgb
 from matplotlib.ticker import NullLocator
 
 from iclflow.dynamics import Adam, Descent, Flow
+from iclflow.dynamics.base import log_steps
 from iclflow.experiments.base import Claim, at_least, at_most, below
 from iclflow.experiments.runs import Variable, finished, named, train
 from iclflow.losses import Fresh, Population, Sequences
 from iclflow.models import AbstractModel, Merged, Transformer
 from iclflow.plots.style import COLOURS, THEORY, TIME, Picture, side_by_side
 from iclflow.results.progress import Progress
-from iclflow.results.trajectory import log_steps
 from iclflow.runs.folder import own_folder
 from iclflow.runs.simulate import simulate
 from iclflow.tasks.base import Prompt
+from iclflow.tasks.laws import Pool
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Pool
 from iclflow.theory import Ridge, bayes_predictor
 
 ON, TO = ("new tasks", "the pool"), ("dMMSE", "ridge")

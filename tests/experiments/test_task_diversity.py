@@ -19,8 +19,8 @@ from iclflow.experiments.task_diversity import (
     share_of_training,
     train_pools,
 )
+from iclflow.tasks.laws import Pool
 from iclflow.tasks.task import Task
-from iclflow.tasks.task_vectors import Pool
 from iclflow.theory import Ridge, bayes_predictor
 from tests.helpers.verdicts import unmoved
 

@@ -5,7 +5,7 @@ import pytest
 
 from iclflow.models import LabelRow, Steps
 from iclflow.study.settings import Settings
-from iclflow.tasks.sparse import Sparse
+from iclflow.tasks.laws import Sparse
 
 
 def test_diagonal_layers_and_the_label_row_have_names():
