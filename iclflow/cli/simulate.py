@@ -6,6 +6,7 @@ factor 1/2, the clock is t/tau = 2 * rate * step, and --scale is the norm of eac
 
 import argparse
 import sys
+import textwrap
 import time
 import warnings
 from pathlib import Path
@@ -175,7 +176,7 @@ def draw(study: Any, runs: Any, theory: Any, path: Path) -> None:
     from iclflow.results.pictures import save_figure
 
     curves = None if theory is None else theory.curves
-    title = study.title()
+    title = textwrap.fill(study.title(), 78)
     if theory is not None and theory.error == theory.error:
         title += f"\ntheory from the initial weights: drop times to {theory.error:.1%} (median)"
         title += f", {theory.worst:.1%} (worst)"
@@ -188,7 +189,7 @@ def show(summary: dict[str, Any], wrote: tuple[str, ...]) -> None:
     from rich.table import Table
 
     console = Console()
-    console.print(f"[bold]{summary['title']}[/bold]")
+    console.print(f"[bold]{summary['title']}[/bold]", soft_wrap=True)
     console.print(f"level: {summary['level']} ({summary['level_reason']})")
     if summary["blocks"] == "full":
         console.print(

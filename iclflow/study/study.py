@@ -260,17 +260,21 @@ class Study:
 
     def title(self) -> str:
         """One line that names the experiment."""
-        s = self.settings
-        rank = f", R = {s.rank}" if "separate" in s.model or s.model == "conv" else ""
-        data = "population" if s.sequences is None else f"P = {s.sequences:,}"
-        if isinstance(self.source, Prompts):
-            data = f"P = {self.source.count:,} of {s.prompts}"
-        heads = "" if s.model == "linear-transformer" else f", H = {s.heads}"
-        depth = ""
+        s, source = self.settings, self.source
+        words = [f"linear attention ({s.model})" if s.model in ("merged", "separate") else s.model]
         if s.model in DEEP.values():
-            depth = f", L = {s.layers or 2}{' tied' if s.tied else ''}"
-        sizes = f"D = {self.source.size}, N = {self.source.context}"
-        return f"{s.model}, {sizes}{depth}{heads}{rank}, {data}"
+            words.append(f"{s.layers or 2} {'tied ' if s.tied else ''}layers")
+        if s.model != "linear-transformer":
+            ranked = s.rank > 1 and ("separate" in s.model or s.model == "conv")
+            rank = f" of rank {s.rank}" if ranked else ""
+            words.append(f"{s.heads} head{'s' * (s.heads > 1)}{rank}")
+        words.append(f"{source.size} inputs")
+        count = f"{s.sequences:,}" if s.sequences else "infinitely many"
+        if isinstance(source, Prompts):
+            count = f"{source.count:,}"
+        file = f" from {s.prompts}" if isinstance(source, Prompts) else ""
+        words.append(f"{count} prompts of {source.context} pairs{file}")
+        return ", ".join(words)
 
     def summary(self, runs: xr.Dataset, theory: "TheoryComparison | None" = None) -> dict[str, Any]:
         """Numbers of the runs, ready for JSON."""

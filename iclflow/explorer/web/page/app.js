@@ -28,7 +28,12 @@ const OF_TASK = ["spectrum", "context", "noise", "task_covariance", "sequences",
 const PAUSE = 80; // ms between two pictures of the runs behind
 const opened = parse(location.hash.length > 1 ? location.hash : (document.getElementById("opens")?.textContent ?? ""));
 let settings = opened.named ? opened.settings : valid(PRESETS[0].settings);
-if (new URLSearchParams(location.hash.slice(1)).has("embed")) document.body.classList.add("embed");
+if (new URLSearchParams(location.hash.slice(1)).has("embed")) {
+  document.body.classList.add("embed");
+  // The page around it gives the frame this height, so that nothing scrolls within what scrolls.
+  const tell = () => parent.postMessage({ iclflow: document.body.scrollHeight }, "*");
+  new ResizeObserver(tell).observe(document.body);
+}
 const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
 let log = true,
   dirty = true,

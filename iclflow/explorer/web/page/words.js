@@ -55,17 +55,18 @@ export function words(context) {
       : layers
         ? "Γ = Σ v k qᵀ of each layer: a step of gradient descent on the prompt's own least squares (D2)."
         : `ŷ = βᵀM x, M = Σ v k qᵀ. Best: ${setup.given ? "least squares on these prompts" : "M = B⁻¹GΛ⁻¹ (23)"}.`;
+  byId("loss-words").title = full || layers || transformer || setup.given ? "" : "L = E[y²] − Σ σ² over what is learned (24)";
   byId("loss-words").textContent = full
     ? mixtureWords(context)
     : layers
       ? "Dotted: the plateaus of this start, named by how many heads are awake in each layer (D20). The loss is that of infinitely many prompts, exactly (D16)."
       : setup.given
         ? givenWords(setup.given.count)
-        : `Dotted: plateaus, ${transformer ? "the least loss of the modes learned so far" : "L = E[y²] − Σ σ² over what is learned (24)"}. ${context.cloud.length ? `Thin strokes: the drops of ${context.cloud.length} other starts, by theory.` : ""}`;
+        : `Dotted: plateaus, ${transformer ? "the least loss of the modes learned so far" : "computed from the variances alone"}. ${context.cloud.length ? `Thin strokes: the drops of ${context.cloud.length} other starts, by theory.` : ""}`;
   byId("heads-words").textContent =
     kind === "merged"
       ? "One dial per head. The arrow shows which diagonal entries of its matrix U are large. All heads become copies of one another (17)."
-      : `One dial per head. Arrow: where its key${rank > 1 ? "s point" : " points"} among the components e₁, e₂, … of the inputs (dotted: its query). Disc: its value weight.${full ? "" : " Small heads turn unseen; then one wakes up: k = q = v e_d (25)."}`;
+      : `One dial per head. Arrow: where its key${rank > 1 ? "s point" : " points"} among the components e₁, e₂, … of the inputs (dotted: its query). Disc: its value weight.${full ? "" : " Small heads turn unseen; then one wakes up: k = q = v·e₁ for the first component, and so on (25)."}`;
   byId("values-title").textContent = transformer
     ? "Each mode on its own clock."
     : kind === "merged"
@@ -76,7 +77,7 @@ export function words(context) {
     : transformer
       ? "Dashed: a(t) = a∞a₀/(a₀ + (a∞ − a₀)e^(−2t/τ)) (13), exact as N → ∞; dotted: the optimum at this N."
       : setup.theory?.by === "course"
-        ? "Dashed: the scalar equation of each head, τ v̇ = λ²v² − λa v⁵ (26) for the paper's task; dotted: v = m^(1/3) (25)."
+        ? "Dashed: the scalar equation of each head, τ v̇ = λ²v² − λa v⁵ (26) for the paper's task; dotted: where it ends, v = ∛m (25)."
         : "Dashed: the theory from the same initial weights.";
   byId("matrix-title").textContent = layers 
     ? "The two steps fill in one component at a time."

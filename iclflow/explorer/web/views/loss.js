@@ -158,7 +158,9 @@ export class LossView {
       );
       if (shape.kind === "merged" || hidden) return;
       named = { end: at + 10 + 7 * name.length, middle };
-      const place = { class: "name", x: at + 10, y: middle + 4 };
+      const outside = at + 14 + 7 * name.length > right; // then on the left, free of the plateaus' names
+      const place = { class: "name", x: outside ? at - 9 : at + 10, y: middle + (outside ? 10 : 4) };
+      if (outside) Object.assign(place, { "text-anchor": "end" });
       marks.push(svg("text", { ...place, style: `fill: ${textColour(componentOf(setup, drop))}` }, name));
     });
     this.marks.replaceChildren(...marks);
