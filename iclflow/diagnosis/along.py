@@ -59,7 +59,7 @@ def measure_along(
         study = Study.of(settings)
         loss, dynamics = (study.loss if source is None else loss), study.dynamics
     models = recorded_models(run, origin.init)
-    rates = dynamics.rate_at(run["step"].values)
+    rates = None if dynamics is None else dynamics.rate_at(run["step"].values)
     names = ("conserved_drift", "sharpness", "top_eigenvalues")
     names += () if rates is None else ("rate_times_sharpness",)
     distance = None
