@@ -181,6 +181,7 @@ class Flow(AbstractDynamics):
         marks = jnp.asarray(marks, float)
         weights, static = eqx.partition(state.model, eqx.is_inexact_array)
 
+        @eqx.filter_jit
         def field(t: Any, y: Any, args: Any) -> Any:
             return slope(loss.at(t), eqx.combine(y, static))
 

@@ -447,11 +447,11 @@ DEPTH = (
         caption="""Layers γ I on white inputs are a polynomial of the context's covariance, and
         their least loss is exact at any D and N: one step for all layers (tied) or one for each
         (untied). Left: against the number of layers, with training from random small steps.
-        Middle: the excess over the limit D, N → ∞ falls as 1/D. Right: against the context. Dotted:
-        the limit, which is far too low at D = 4.""",
+        Middle: the excess over the limit D, N → ∞ falls as 1/D, so that D times it is almost
+        constant. Right: against the context. Dotted: the limit, which is far too low at D = 4.""",
         alt="""Left: two falling curves with dots on them, untied below tied, each with a dotted
-        curve below it that falls faster. Middle: straight lines of slope minus one on logarithmic
-        axes. Right: three falling curves above their dotted limits.""",
+        curve below it that falls faster. Middle: four almost level lines. Right: three falling
+        curves above their dotted limits.""",
     ),
     Figure(
         "depth-fig2", "Depth, Figure 2", "The staircase of two layers, and its path",
@@ -492,10 +492,14 @@ DEPTH = (
         "depth-fig5", "Depth, Figure 5", "Power laws in time, depth and context",
         _depth.source("_laws"), _depth.figure.draw_laws,
         caption="""Spectra λ_k = k^-ν with label power k^(-νβ - 1). Left: deep layers γ I over time;
-        one layer has no power law, it saturates (dotted). Right: all exponents, with half the
-        difference of the two halves of each fit as error.""",
+        one layer has no power law, it saturates (dotted). Middle: infinitely many layers against
+        the context, averaged over samples, with the standard error; dashed the limit of long
+        contexts and many modes. Right: all exponents, with half the difference of the two halves
+        of each fit as error; those of the context are of the limit from 500 pairs on, for
+        ν > 1.""",
         alt="""Left: three straight lines on logarithmic axes with dashed lines on them, and dotted
-        levels. Right: dots with error bars on a diagonal, but for one of the context.""",
+        levels. Middle: falling dots on dashed lines, which get straight. Right: dots with error
+        bars on a diagonal.""",
     ),
     Figure(
         "depth-fig6", "Depth, Figure 6", "Outside of its covariance depth is brittle",

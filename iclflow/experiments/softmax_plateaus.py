@@ -148,9 +148,9 @@ def _losses(axes: Axes, data: xr.Dataset) -> None:
     axes.plot([], [], color="0.4", label="softmax")
     axes.plot([], [], color="0.4", linestyle="--", label="linear")
     axes.set(xscale="log", xlabel=TIME, ylabel=LOSS, ylim=(0.1, 1.05))
-    axes.set_xlim(3e2, float(data["clock"].max()))
+    axes.set_xlim(3e2, 5 * float(data["clock"].max()))  # room for the legend
     axes.set_title("one start", loc="left")
-    axes.legend(loc="upper right")
+    axes.legend(loc="upper right", handlelength=1.6)
 
 
 def _waits(axes: Axes, data: xr.Dataset, part: str) -> None:

@@ -42,7 +42,7 @@ LINEAR_HEADS, LINEAR_SCALE, LINEAR_END, LINEAR_MARKS = 2, 0.05, 100.0, 60
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
+class DiversitySizes:
     """What is trained, on what, and for how long.
 
     - `pools`: the numbers of tasks K, each a multiple of 2 `inputs`.
@@ -71,10 +71,12 @@ class Sizes:
     noise: float = 0.5
 
 
-QUICK = Sizes(2, 8, (4, 16), 2, 2, 32, 4, False, 64, 3_000, 3e-3, 0.05, 1, marks=30, prompts=256)
-SMALL = Sizes(2, 8, (4, 8, 16, 64), 2, 2, 32, 4, False, 64, 8_000, 3e-3, 0.05, 2)
+QUICK = DiversitySizes(
+    2, 8, (4, 16), 2, 2, 32, 4, False, 64, 3_000, 3e-3, 0.05, 1, marks=30, prompts=256
+)
+SMALL = DiversitySizes(2, 8, (4, 8, 16, 64), 2, 2, 32, 4, False, 64, 8_000, 3e-3, 0.05, 2)
 # The sizes and the schedule of the published code, for a GPU. Its loss also has the empty context.
-PUBLISHED = Sizes(
+PUBLISHED = DiversitySizes(
     8, 16, tuple(2**n for n in range(4, 21, 2)), 8, 2, 128, 4, True, 256, 500_000, 1e-3, 0.5, 1,
     prompts=4096,
 )  # fmt: skip
@@ -104,7 +106,7 @@ def draw_pool(tasks: int, size: int, seed: int = POOL_SEED, *, white: bool = Tru
 
 
 def train_pools(
-    sizes: Sizes, progress: Progress | None = None, folder: Path | str | None = None
+    sizes: DiversitySizes, progress: Progress | None = None, folder: Path | str | None = None
 ) -> xr.Dataset:
     """Train on each pool, and measure how far predictions are from both predictors.
 
@@ -180,11 +182,11 @@ def train_pools(
     return finished(xr.Dataset(named(variables), coordinates), settings)
 
 
-def _plain(sizes: Sizes) -> dict[str, Any]:
+def _plain(sizes: DiversitySizes) -> dict[str, Any]:
     return dataclasses.asdict(sizes) | {"pools": ", ".join(map(str, sizes.pools))}
 
 
-def _triangle(sizes: Sizes) -> Any:
+def _triangle(sizes: DiversitySizes) -> Any:
     """The rate of each step: up to the largest and down to zero, both linear."""
     corners = jnp.array([0.0, sizes.warmup * sizes.steps, sizes.steps])
     heights = jnp.array([0.0, sizes.rate, 0.0])

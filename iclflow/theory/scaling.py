@@ -4,6 +4,11 @@
 along each of them. L layers with Γ = γ I leave (1 - γ λ_k/L)^L of mode k. The exponents are those
 of the loss in time t, in depth L and in the context length N. They are measured here on finite
 sums, with an error that says how much the exponent still moves along the range of the fit.
+
+The loss in N is that of least-norm regression. Its average over contexts has a deterministic
+equivalent, known from kernel regression: B. Bordelon, A. Canatar, C. Pehlevan, "Spectrum dependent
+learning curves in kernel regression" (2020), and, with the exponents, H. Cui, B. Loureiro,
+F. Krzakala, L. Zdeborová, "Generalization error rates in kernel regression" (2021).
 """
 
 import dataclasses
@@ -60,8 +65,13 @@ class PowerLaw:
 
     @property
     def context_exponent(self) -> float:
-        """-νβ: deep layers in the context length."""
-        return -self.decay * self.source
+        """-ν min(β, 2): deep layers in the context length, for ν > 1.
+
+        The unlearned share of the first modes falls as κ² and no faster, κ ~ N^(-ν), so β > 2
+        does not help. Below β = 2 it is a correction of relative order N^(-ν(2 - β)), which is
+        slow for β near 2. At ν = 1, κ ~ ln(K/N)/N has a logarithm of the number of modes.
+        """
+        return -self.decay * min(self.source, 2.0)
 
     @property
     def fixed_exponent(self) -> float:
@@ -110,6 +120,37 @@ class PowerLaw:
             )
         )  # fmt: skip
         return float(found.fun)
+
+    def context_limit(self, contexts: np.ndarray) -> Float[np.ndarray, " C"]:
+        """The mean of `in_context` over contexts of N pairs: its deterministic equivalent.
+
+        Modes above κ are learned, with Σ_k λ_k/(λ_k + κ) = N. The loss is
+        Σ_k λ_k ω_k (κ/(λ_k + κ))² / (1 - (1/N) Σ_k (λ_k/(λ_k + κ))²), for N and K large.
+
+        - `contexts`: the numbers of pairs N, each below the number of modes.
+
+        >>> import numpy as np
+        >>> from iclflow.theory.scaling import PowerLaw
+        >>> PowerLaw(1.5, 0.75, 1000).context_limit(np.array([16, 64])).round(4)
+        array([0.0765, 0.0159])
+        """
+        from scipy.optimize import brentq
+
+        values, powers, found = self.eigenvalues, self.powers, []
+        for n in np.asarray(contexts, float):
+            if not 0 < n < self.modes:
+                raise ValueError(f"a context needs 0 < N < {self.modes} modes, got N = {n:g}")
+
+            def excess(log: float, n: float = n) -> float:
+                return float(np.sum(values / (values + np.exp(log)))) - n
+
+            top = np.log(values.sum() / n)  # there Σ λ/(λ + κ) < N
+            bottom = np.log(values[-1] * (1 - n / self.modes) / 2)  # and there it is above
+            root: Any = brentq(excess, bottom, top, xtol=1e-12)
+            kappa = np.exp(root)
+            learned = values / (values + kappa)
+            found.append(powers @ (1 - learned) ** 2 / (1 - learned @ learned / n))
+        return np.array(found)
 
     def in_context(self, normals: Float[np.ndarray, "K N"]) -> float:
         """The loss of infinitely many layers on one context of N pairs: what N inputs do not span.

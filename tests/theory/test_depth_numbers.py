@@ -4,6 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from scipy.optimize import minimize
 
 import iclflow as icl
@@ -133,11 +134,17 @@ def test_a_run_of_two_layers_is_identified_as_two_preconditioned_steps():
 
 def test_power_laws():
     """Exponents of section 4: the theory, and fits of finite sums close to it."""
-    expected = {(1.5, 0.75): (-0.273, -0.652, -0.2195), (1.0, 1.5): (-0.429, -0.789, -0.3333)}
-    for pair, (time, five, fixed) in expected.items():
+    expected = {
+        (1.5, 0.75): (-0.273, -0.529, -0.652, -0.75, -0.2195),
+        (1.0, 1.5): (-0.429, -0.692, -0.789, -1.5, -0.3333),
+        (2.0, 0.5): (-0.200, -0.429, -0.556, -0.5, -0.1667),
+    }
+    for pair, (time, three, five, depth_law, fixed) in expected.items():
         law = PowerLaw(*pair, 20_000)
         assert round(law.time_exponent, 3) == time
+        assert round(law.factor_exponent(3), 3) == three
         assert round(law.factor_exponent(5), 3) == five
+        assert law.depth_exponent == depth_law
         assert round(law.fixed_exponent, 4) == fixed
     law, times = PowerLaw(1.5, 0.75, 20_000), np.geomspace(1e3, 1e5, 21)
     slope, error = fitted_exponent(times, law.over_time(times, np.inf))
@@ -164,3 +171,33 @@ def test_power_laws_of_finite_depth_and_context_against_literal_sums():
     expected = np.trace(np.diag(law.eigenvalues) @ left @ tasks @ left.T)
     np.testing.assert_allclose(found, expected, rtol=1e-10)
     assert law.in_context(rng.normal(size=(6, 5))) < law.powers.sum()
+
+
+def test_the_context_exponent_is_that_of_the_limit():
+    """Samples have the exponent of the limit on their own range, which is not yet that of the law.
+
+    Far out the exponent of the limit is -ν min(β, 2), for β on both sides of 1 and of 2.
+    """
+    law, rng, contexts = PowerLaw(1.0, 1.5, 500), np.random.default_rng(1), np.array([8, 16, 32])
+    sampled = [
+        np.mean([law.in_context(rng.normal(size=(500, n))) for _ in range(30)]) for n in contexts
+    ]
+    limit = law.context_limit(contexts)
+    np.testing.assert_allclose(sampled, limit, rtol=0.12)
+    slopes = [fitted_exponent(contexts, y)[0] for y in (np.array(sampled), limit)]
+    assert abs(slopes[0] - slopes[1]) < 0.1
+    assert slopes[1] > -1.4  # where the law is -1.5
+    far = np.array([500.0, 4000.0])
+    for pair in ((1.5, 0.75), (1.5, 1.5), (1.5, 2.5)):
+        law = PowerLaw(*pair, 200_000)
+        slope = np.diff(np.log(law.context_limit(far)))[0] / np.log(8)
+        assert abs(slope - law.context_exponent) < 0.06
+        assert law.context_exponent == -1.5 * min(pair[1], 2)
+    with pytest.raises(ValueError, match="0 < N < 500 modes, got N = 500"):
+        PowerLaw(1.0, 1.5, 500).context_limit(np.array([500]))
+
+
+def test_the_context_limit_solves_its_equations():
+    """White modes have κ and the loss in closed form: a share (1 - N/K) of the power is left."""
+    law = PowerLaw(0.0, 1.0, 40)
+    np.testing.assert_allclose(law.context_limit(np.array([10, 30])), [0.75, 0.25], rtol=1e-10)

@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 
 from iclflow.experiments.base import Claim, at_least, below, less, near
+from iclflow.theory.scaling import fitted_exponent
 
 MARK: dict[str, Any] = {"population": True, "beyond": True}
 
@@ -159,9 +160,9 @@ def controls_splitting(data: xr.Dataset) -> dict[str, xr.Dataset]:
 
 LIMITS = {  # of the largest difference of an exponent to the theory
     "time": (0.01, "the range of the fit is finite"),
-    "time, 3 factors": (0.02, "the start of the factors is not small beside the early range"),
+    "time, 3 factors": (0.01, "the number of modes is finite"),
+    "time, 5 factors": (0.03, "the number of modes is finite, and γ grows fastest"),
     "depth": (0.06, "from 16 layers on the law is still a few per cent too steep"),
-    "context": (0.12, "contexts from 4 on, and the error of the mean over draws"),
     "time, Γ trained": (0.01, "the range of the fit is finite"),
 }
 EQUATIONS = {"time, Γ trained": "Γ trained itself"}
@@ -172,34 +173,64 @@ def claims_laws(data: xr.Dataset) -> list[Claim]:
     found = []
     for law, (limit, reason) in LIMITS.items():
         part = data.sel(law=law)
-        # In the context length the law needs β ≤ 1: beyond, the first modes are not yet learned.
-        kept = part["source"].values <= 1 if law == "context" else np.ones(part.sizes["pair"], bool)
-        off = np.abs(part["measured"].values - part["theory"].values)[kept]
-        values = ", ".join(
-            f"{m:.3f} ± {e:.3f} for {t:.3f}"
-            for m, e, t in zip(
-                part["measured"].values[kept], part["error"].values[kept],
-                part["theory"].values[kept], strict=True,
-            )
-        )  # fmt: skip
+        values = _beside(part["measured"], part["error"], part["theory"])
         name = law.replace(",", "").replace(" ", "-").replace("Γ", "matrix")
         found.append(
             below(
                 f"depth-law-{name}",
                 f"Power law of deep layers ({law}): largest difference of an exponent",
-                EQUATIONS.get(law, "Γ = γI"), float(off.max()), limit, reason, values, **MARK,
+                EQUATIONS.get(law, "Γ = γI"), _farthest(part["measured"], part["theory"]), limit,
+                reason, values, **MARK,
             )
         )  # fmt: skip
     early, late = np.moveaxis(data["one_layer"].values, 1, 0)
-    found.append(
+    context = data["context"].values
+    fits = {
+        name: [fitted_exponent(context, row) for row in data[name].values]
+        for name in ("context_loss", "context_limit")
+    }
+    slopes, limits = (np.array([slope for slope, _ in fits[name]]) for name in fits)
+    steep = data["decay"].values > 1
+    far = data[["long_measured", "long_error", "long_theory"]].isel(context_pair=steep)
+    return [
+        *found,
+        below(
+            "depth-law-context",
+            f"Deep layers in contexts of {context[0]} to {context[-1]} pairs have the exponents of "
+            "the deterministic equivalent there: largest difference", "Γ = γI",
+            float(np.abs(slopes - limits)[: len(data["pair"])].max()), 0.12,
+            "corrections of relative order 1/N, and the error of the mean over draws",
+            ", ".join(
+                f"{found:.3f} and {limit:.3f} at ({pair})"
+                for pair, found, limit in zip(
+                    data["pair"].values, slopes, limits, strict=False
+                )
+            ), **MARK,
+        ),
+        below(
+            "depth-law-context-long",
+            "In long contexts the exponent is -ν min(β, 2) for ν > 1: largest difference of that "
+            "of the deterministic equivalent", "Γ = γI",
+            _farthest(far["long_measured"], far["long_theory"]), 0.05,
+            "the number of modes and the range of the fit are finite",
+            _beside(far["long_measured"], far["long_error"], far["long_theory"]), **MARK,
+        ),
         at_least(
             "depth-one-layer-saturates", "One layer γI has no power law in time, it saturates: "
             "least ratio of the loss at t/τ = 1e4 to that at 1e2", "Γ = γI",
             float(np.min(late / early)), 0.99, "a constant",
             f"losses {', '.join(f'{x:.2f}' for x in late)}", **MARK,
-        )
-    )  # fmt: skip
-    return found
+        ),
+    ]  # fmt: skip
+
+
+def _farthest(measured: xr.DataArray, theory: xr.DataArray) -> float:
+    return float(np.abs(measured.values - theory.values).max())
+
+
+def _beside(measured: xr.DataArray, error: xr.DataArray, theory: xr.DataArray) -> str:
+    rows = zip(measured.values, error.values, theory.values, strict=True)
+    return ", ".join(f"{m:.3f} ± {e:.3f} for {t:.3f}" for m, e, t in rows)
 
 
 def controls_laws(data: xr.Dataset) -> dict[str, xr.Dataset]:
@@ -209,7 +240,8 @@ def controls_laws(data: xr.Dataset) -> dict[str, xr.Dataset]:
     - `depth-one-layer-saturates`: deep layers at the ends of the range of the fit.
     """
     other = data.assign(theory=data["theory"].roll(pair=1, roll_coords=False))
-    other = other.assign(theory=other["theory"].where(other["law"] != "context", -0.75))
+    for name in ("context_limit", "long_theory"):
+        other = other.assign({name: data[name].roll(context_pair=1, roll_coords=False)})
     deep = data["curve"].sel(law="time").values[:, [0, -1]]
     claims = (claim.id for claim in claims_laws(data))
     return dict.fromkeys(claims, other) | {

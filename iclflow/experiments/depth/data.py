@@ -4,6 +4,7 @@ Everything is in the population. Losses of white layers are exact by recursions 
 are gradient flow on the closed forms.
 """
 
+from collections.abc import Callable
 from fractions import Fraction
 
 import jax
@@ -222,38 +223,38 @@ def compute_splitting(*, quick: bool = False, progress: Progress | None = None) 
 
 
 PAIRS = ((1.5, 0.75), (1.0, 1.5), (2.0, 0.5))  # (ν, β)
-LAWS = ("time", "time, 3 factors", "depth", "context", "time, Γ trained")
-MODES = 20_000
+LAWS = ("time", "time, 3 factors", "time, 5 factors", "depth", "time, Γ trained")
+MODES, QUICK_MODES = 100_000, 20_000
+# In the context length, where β = 2 is a border. Losses are sampled with few modes, and their
+# limit of large N and K is also known for many.
+CONTEXT_PAIRS = (*PAIRS, (1.5, 1.5), (1.5, 2.5))
 DRAWS, QUICK_DRAWS = 40, 10
+CONTEXT_MODES, LONG_MODES = 1000, 1_000_000
 LAW_CONTEXTS = (4, 8, 16, 32, 64)
+LONG_CONTEXTS = np.geomspace(4, 4096, 11)
+LONG_FROM = 500.0  # where the exponent of the limit is fitted
 
 
 def compute_laws(*, quick: bool = False, progress: Progress | None = None) -> xr.Dataset:
     """Exponents of the loss of deep layers in time, depth and context, for power-law spectra."""
-    report = progress or (lambda done, total: None)
-    modes, draws = MODES, QUICK_DRAWS if quick else DRAWS
-    rng = np.random.default_rng(0)
+    report, total = progress or (lambda done, total: None), len(PAIRS) + len(CONTEXT_PAIRS)
+    modes = QUICK_MODES if quick else MODES
     end = 1e5 if quick else 1e6
     times, long = np.geomspace(1e3, end, 31), np.geomspace(1e2, end, 41)
     depths = np.round(np.geomspace(16, 256 if quick else 1024, 13))
     theory, measured, errors, curves, saturated = [], [], [], [], []
-    for number, (decay, source) in enumerate(PAIRS):
-        law = PowerLaw(decay, source, modes)
-        small = PowerLaw(decay, source, 1000)
-        over_context = [
-            np.mean([small.in_context(rng.normal(size=(small.modes, n))) for _ in range(draws)])
-            for n in LAW_CONTEXTS
-        ]
+    for number, pair in enumerate(PAIRS):
+        law = PowerLaw(*pair, modes)
         found = (
             (times, law.over_time(times, np.inf)),
             (times, law.over_time(times, np.inf, 3)),
+            (times, law.over_time(times, np.inf, 5)),
             (depths, np.array([law.least(depth) for depth in depths])),
-            (np.array(LAW_CONTEXTS, float), np.array(over_context)),
             (long, law.fixed_over_time(long)),
         )
         fits = [fitted_exponent(x, y) for x, y in found]
         theory.append([
-            law.time_exponent, law.factor_exponent(3), law.depth_exponent, law.context_exponent,
+            law.time_exponent, law.factor_exponent(3), law.factor_exponent(5), law.depth_exponent,
             law.fixed_exponent,
         ])  # fmt: skip
         measured.append([slope for slope, _ in fits])
@@ -262,22 +263,60 @@ def compute_laws(*, quick: bool = False, progress: Progress | None = None) -> xr
             [np.interp(np.linspace(0, 1, 31), np.linspace(0, 1, len(x)), y) for x, y in found]
         )
         saturated.append(law.over_time(np.array([0.0, 1e2, 1e4]), 1.0)[1:])
-        report(number + 1, len(PAIRS))
+        report(number + 1, total)
     variables: dict[str, Variable] = {
         "theory": (("pair", "law"), theory, "exponent of the theory"),
         "measured": (("pair", "law"), measured, "exponent of a fit"),
         "error": (("pair", "law"), errors, "half the difference of the fit's two halves"),
         "curve": (("pair", "law", "point"), curves, "loss along the range of the fit"),
         "one_layer": (("pair", "moment"), saturated, "one layer γ I at t/τ = 1e2 and 1e4"),
+        **_over_context(QUICK_DRAWS if quick else DRAWS, lambda n: report(len(PAIRS) + n, total)),
     }
     coordinates = {
-        "pair": [f"{decay:g}, {source:g}" for decay, source in PAIRS], "law": list(LAWS),
-        "decay": ("pair", [decay for decay, _ in PAIRS]),
-        "source": ("pair", [source for _, source in PAIRS]),
-        "over_time": times, "over_depth": depths, "over_context": list(LAW_CONTEXTS),
+        "pair": [_named(pair) for pair in PAIRS], "law": list(LAWS),
+        "context_pair": [_named(pair) for pair in CONTEXT_PAIRS],
+        "decay": ("context_pair", [decay for decay, _ in CONTEXT_PAIRS]),
+        "source": ("context_pair", [source for _, source in CONTEXT_PAIRS]),
+        "over_time": times, "over_depth": depths, "context": list(LAW_CONTEXTS),
+        "long_context": LONG_CONTEXTS,
     }  # fmt: skip
-    settings = {"figure": "depth: exponents", "quick": quick, "data": "population", "modes": modes}
+    settings = {
+        "figure": "depth: exponents", "quick": quick, "data": "population", "modes": modes,
+        "context_modes": CONTEXT_MODES, "long_modes": LONG_MODES,
+    }  # fmt: skip
     return finished(xr.Dataset(named(variables), coordinates), settings)
+
+
+def _named(pair: tuple[float, float]) -> str:
+    return f"{pair[0]:g}, {pair[1]:g}"
+
+
+def _over_context(draws: int, report: Callable[[int], None]) -> dict[str, Variable]:
+    """Sampled losses in the context length, their limit, and the exponent of that far out."""
+    rng = np.random.default_rng(0)
+    sampled, limits, far, theory = [], [], [], []
+    for number, pair in enumerate(CONTEXT_PAIRS):
+        law = PowerLaw(*pair, CONTEXT_MODES)
+        normals = ((rng.normal(size=(law.modes, n)) for _ in range(draws)) for n in LAW_CONTEXTS)
+        sampled.append([[law.in_context(one) for one in some] for some in normals])
+        limits.append(law.context_limit(np.array(LAW_CONTEXTS)))
+        far.append(PowerLaw(*pair, LONG_MODES).context_limit(LONG_CONTEXTS))
+        theory.append(law.context_exponent)
+        report(number + 1)
+    late = LONG_CONTEXTS > LONG_FROM
+    fits = np.array([fitted_exponent(LONG_CONTEXTS[late], row[late]) for row in far])
+    losses, pairs = np.array(sampled), ("context_pair",)
+    return {
+        "context_loss": ((*pairs, "context"), losses.mean(axis=-1), "mean loss over contexts"),
+        "context_error": (
+            (*pairs, "context"), losses.std(axis=-1, ddof=1) / np.sqrt(draws), "its standard error",
+        ),
+        "context_limit": ((*pairs, "context"), limits, "deterministic equivalent, as many modes"),
+        "long_limit": ((*pairs, "long_context"), far, "the same with a million modes"),
+        "long_measured": (pairs, fits[:, 0], "exponent of its fit at long contexts"),
+        "long_error": (pairs, fits[:, 1], "half the difference of the fit's two halves"),
+        "long_theory": (pairs, theory, "exponent of the theory, -ν min(β, 2)"),
+    }  # fmt: skip
 
 
 SPECTRUM = (0.4, 0.3, 0.2, 0.1)

@@ -34,16 +34,16 @@ def _by_layers(axes: Axes, data: xr.Dataset) -> None:
 
 
 def _by_size(axes: Axes, data: xr.Dataset) -> None:
-    excess = data["by_size"] - data["by_size_limit"]
+    excess = data["size"] * (data["by_size"] - data["by_size_limit"])
     for count, marker in ((2, "o"), (4, "s")):
         for kind, colour in KINDS:
             look: dict[str, Any] = {**DOTS, "marker": marker, "linestyle": "-", "color": colour}
             axes.plot(data["size"], excess.sel(kind=kind, layers=count), **look)
         axes.plot([], [], color="0.4", label=f"L = {count}", **{**DOTS, "marker": marker})
     size = data["size"].values
-    start = float(excess.sel(kind="tied", layers=2)[0])
-    axes.plot(size, 1.4 * start * size[0] / size, label="1/D", **THEORY)
-    axes.set(xscale="log", yscale="log", xlabel="inputs $D$", ylabel="loss above the limit")
+    top = float(excess.sel(layers=[2, 4]).max())
+    axes.set(xscale="log", ylim=(0, 1.1 * top))
+    axes.set(xlabel="inputs $D$", ylabel=r"$D$ times the loss above the limit")
     axes.set_xticks(size, [f"{d}" for d in size])
     axes.minorticks_off()
     axes.set_title("N = 2D", loc="left")
@@ -90,7 +90,7 @@ def _run(axes: Axes, data: xr.Dataset) -> None:
         )  # fmt: skip
     axes.set(xscale="log", yscale="log", xlim=(time[0], time[-1]), xlabel=TIME, ylabel=LOSS)
     axes.set_title("one run, and the ranks $(r_0, r_1)$ of its plateaus", loc="left")
-    axes.legend(loc="lower left")
+    axes.legend(loc="lower left", frameon=True, framealpha=1, edgecolor="none")
 
 
 def _ranks(one: xr.Dataset) -> list[tuple[int, int]]:
@@ -105,11 +105,11 @@ def _lattice(axes: Axes, data: xr.Dataset) -> None:
     table, seeds = data["table"].values, data.sizes["seed"]
     axes.imshow(np.log(table).T, origin="lower", cmap="Greys_r", alpha=0.35)
     for (i, j), level in np.ndenumerate(table):
-        axes.annotate(f"{level:.3f}", (i - 0.45, j + 0.42), ha="left", va="top", fontsize=7)
+        axes.annotate(f"{level:.3f}", (i - 0.47, j + 0.46), ha="left", va="top", fontsize=6.5)
     for seed in range(seeds):
         path = np.array(_ranks(data.isel(seed=seed)), float)
         shown = seed == data.attrs["shown_seed"]
-        beside = 0.0 if shown else 0.3 * ((seed + 0.5) / seeds - 0.5)
+        beside = 0.0 if shown else 0.24 * ((seed + 0.5) / seeds - 0.5)
         look: dict[str, Any] = (
             {"linewidth": 2.2, "zorder": 4} if shown else {"linewidth": 0.7, "alpha": 0.8}
         )
@@ -119,7 +119,10 @@ def _lattice(axes: Axes, data: xr.Dataset) -> None:
             color=COLOURS[0 if shown else 1],
             **look,
         )
-    axes.set(xlabel="active heads of layer 0", ylabel="of layer 1")
+    axes.plot([], [], color=COLOURS[0], linewidth=2.2, label="the run on the left")
+    axes.plot([], [], color=COLOURS[1], linewidth=0.7, label="other starts")
+    axes.set(xlabel="active heads of layer 0", ylabel="active heads of layer 1")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
     axes.set_xticks(range(len(table)))
     axes.set_yticks(range(len(table)))
     axes.set_title(r"levels $L^*(r_0, r_1)$ and the paths", loc="left")
@@ -142,6 +145,7 @@ def _steps(axes: Axes, data: xr.Dataset) -> None:
         axes.plot([], [], color=colour, label=name)
     axes.plot([], [], label="(D8)", **THEORY)
     axes.set(xlabel=TIME, ylabel=r"steps $\gamma_l$", xlim=(0, 100))
+    axes.set_title("white, D = 4, N = 31", loc="left")
     axes.legend(loc="lower right")
 
 
@@ -162,8 +166,12 @@ def _split_losses(axes: Axes, data: xr.Dataset) -> None:
         axes.plot(time, row, color=COLOURS[0], linewidth=0.8)
     axes.plot(time, data["near_loss"], color=COLOURS[2])
     axes.plot(time, data["tied_loss"], color=COLOURS[1])
-    for name in ("best_tied", "best_untied"):
+    for name, words in (("best_tied", "least, tied"), ("best_untied", "least, untied")):
         axes.axhline(float(data[name]), **THEORY)
+        axes.annotate(
+            words, (100, float(data[name])), xytext=(-2, 3), textcoords="offset points",
+            ha="right", fontsize=6.5,
+        )  # fmt: skip
     for name, colour in (
         ("random", COLOURS[0]),
         ("almost equal", COLOURS[2]),
@@ -171,6 +179,7 @@ def _split_losses(axes: Axes, data: xr.Dataset) -> None:
     ):
         axes.plot([], [], color=colour, label=name)
     axes.set(yscale="log", xlabel=TIME, ylabel=LOSS, xlim=(0, 100))
+    axes.set_title("from three kinds of starts", loc="left")
     axes.legend(loc="upper right")
 
 
@@ -205,8 +214,8 @@ def _errors(axes: Axes, data: xr.Dataset) -> None:
 
 
 def draw_laws(data: xr.Dataset) -> Picture:
-    """Deep losses over time, and all exponents against the theory."""
-    return side_by_side(data, _over_time, _exponents, height=0.92)
+    """Deep losses over time and over the context, and all exponents against the theory."""
+    return side_by_side(data, _over_time, _over_context, _exponents, height=0.92)
 
 
 def _over_time(axes: Axes, data: xr.Dataset) -> None:
@@ -220,23 +229,47 @@ def _over_time(axes: Axes, data: xr.Dataset) -> None:
         axes.axhline(level, color=COLOURS[number], linestyle=":", linewidth=0.9)
     axes.plot([], [], label="theory", **THEORY)
     axes.plot([], [], color="0.4", linestyle=":", linewidth=0.9, label="one layer")
-    axes.set(xscale="log", yscale="log", xlabel=TIME, ylabel="loss", ylim=(3e-4, 0.5))
+    axes.set(xscale="log", yscale="log", xlabel=TIME, ylabel="loss", ylim=(8e-5, 0.5))
     axes.set_title(r"$\Gamma = \gamma I$, rotated covariances", loc="left")
-    axes.legend(title=r"$(\nu, \beta)$", loc="lower left", ncols=2)
+    axes.legend(title=r"$(\nu, \beta)$", loc="lower left")
+
+
+def _over_context(axes: Axes, data: xr.Dataset) -> None:
+    short, long = data["context"].values, data["long_context"].values
+    for number, pair in enumerate(data["context_pair"].values):
+        part, colour = data.sel(context_pair=pair), COLOURS[number]
+        axes.errorbar(
+            short, part["context_loss"], part["context_error"], color=colour, capsize=2,
+            linewidth=0.8, label=f"({pair})", **DOTS,
+        )  # fmt: skip
+        if float(part["decay"]) > 1:
+            axes.plot(long, part["long_limit"], **THEORY)
+        else:  # at ν = 1 the limit depends on the number of modes
+            axes.plot(short, part["context_limit"], **THEORY)
+    axes.plot([], [], label="limit", **THEORY)
+    axes.set(xscale="log", yscale="log", xlabel="context $N$", ylabel="loss")
+    axes.set_title("infinitely many layers", loc="left")
+    axes.legend(title=r"$(\nu, \beta)$", loc="lower left")
 
 
 def _exponents(axes: Axes, data: xr.Dataset) -> None:
+    look: dict[str, Any] = {"capsize": 2, "linewidth": 0.8, **DOTS}
     for number, law in enumerate(data["law"].values):
         part = data.sel(law=law)
         axes.errorbar(
             -part["theory"], -part["measured"], part["error"], color=COLOURS[number],
-            label=str(law), capsize=2, linewidth=0.8, **DOTS,
+            label=str(law), **look,
         )  # fmt: skip
-    ends = np.array([0.14, 1.8])
+    steep = data.isel(context_pair=data["decay"].values > 1)
+    axes.errorbar(
+        -steep["long_theory"], -steep["long_measured"], steep["long_error"], color="0.3",
+        label="context", **{**look, "marker": "s"},
+    )  # fmt: skip
+    ends = np.array([0.14, 3.8])
     axes.plot(ends, ends, **THEORY)
     axes.set(xscale="log", yscale="log", xlabel="exponent of the theory", ylabel="measured")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks([0.2, 0.5, 1.0], ["-0.2", "-0.5", "-1"])
+        axis.set_ticks([0.2, 0.5, 1.0, 2.0], ["-0.2", "-0.5", "-1", "-2"])
         axis.set_minor_locator(NullLocator())
     axes.legend(loc="upper left")
 
