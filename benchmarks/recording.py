@@ -19,8 +19,7 @@ jax.config.update("jax_enable_x64", True)
 from jax.flatten_util import ravel_pytree  # noqa: E402
 
 from iclflow.runs.record import TOP_EIGENVALUES, recorded_models  # noqa: E402
-from iclflow.study.settings import Settings  # noqa: E402
-from iclflow.study.study import Study  # noqa: E402
+from iclflow.study.study import Settings, Study  # noqa: E402
 
 RECORDS = {
     "loss": (),

@@ -81,8 +81,8 @@ from iclflow.runs import record as record
 from iclflow.runs.batch import AbstractObserver as AbstractObserver
 from iclflow.runs.cells import Vary as Vary
 from iclflow.runs.folder import Snapshots as Snapshots
+from iclflow.runs.record import Summary as Summary
 from iclflow.runs.simulate import simulate as simulate
-from iclflow.runs.summaries import Summary as Summary
 from iclflow.runs.sweep import sweep as sweep
 from iclflow.runs.testing import Tests as Tests
 from iclflow.study.citing import cite as cite

@@ -32,7 +32,7 @@ from iclflow.losses import AbstractLoss, Features, Moments, Population, Sequence
 from iclflow.models import AbstractInitialiser, AbstractModel, Blocks, empty_model
 from iclflow.models.registry import MODELS
 from iclflow.results.files import read_json
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.results.provenance import PACKAGE
 from iclflow.runs.device import cores, one_clock, vmapped
 from iclflow.runs.fused.engine import VMAP, Fused, why_not

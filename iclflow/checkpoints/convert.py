@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from iclflow.results.choices import printable
+from iclflow.results.messages import printable
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights")
 

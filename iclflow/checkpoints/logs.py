@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from iclflow.results.choices import nearest
 from iclflow.results.files import (
     LOG,
     parse_json,
@@ -26,6 +25,7 @@ from iclflow.results.files import (
     read_text,
     require_regular,
 )
+from iclflow.results.messages import nearest
 
 FIXED = {1: 8, 5: 4}  # bytes of the wire types of fixed size
 

@@ -21,8 +21,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import iclflow
-from iclflow.results.choices import printable, require_choice
 from iclflow.results.files import bound, cache_folder, processor
+from iclflow.results.messages import printable, require_choice
 
 # Name -> one line. Module iclflow.cli.<name> has `add_arguments(parser)` and `run(args) -> int`.
 COMMANDS = {

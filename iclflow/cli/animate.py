@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from iclflow.cli.options import add_force, check_outputs, print_json, seed, typed
-from iclflow.results.progress import progress_bar
+from iclflow.results.messages import progress_bar
 
 EXAMPLES = """examples:
   iclflow simulate --heads 5 --scale 0.07 --save linear:300 --out run.nc
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Draw the film and say what it shows."""
     from iclflow.diagnosis.film import animate
     from iclflow.results import pictures
-    from iclflow.study.settings import load_runs
+    from iclflow.study.study import load_runs
 
     began = time.perf_counter()
     out = args.out = args.out or args.run.with_suffix(".mp4" if pictures.ffmpeg() else ".gif")

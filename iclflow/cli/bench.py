@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from iclflow.cli.options import add_force, check_outputs, plain, print_json
-from iclflow.results.progress import progress_bar
+from iclflow.results.messages import progress_bar
 
 EXAMPLES = """examples:
   iclflow bench --quick

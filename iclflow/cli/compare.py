@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from iclflow.cli.options import add_force, check_outputs, print_json
-from iclflow.results.progress import progress_bar
+from iclflow.results.messages import progress_bar
 
 EXAMPLES = """examples:
   iclflow compare attnM_P1000_H8.npz

@@ -26,8 +26,7 @@ from iclflow.cli.options import (
     seed,
     typed,
 )
-from iclflow.results.choices import printable
-from iclflow.results.progress import progress_bar
+from iclflow.results.messages import printable, progress_bar
 from iclflow.study.fields import FIELDS, MODEL, TASK
 
 EXAMPLES = """examples:
@@ -175,7 +174,7 @@ def diagnose_our_runs(args: argparse.Namespace) -> int:
     from iclflow.measures import Clock
     from iclflow.runs.record import STEPS
     from iclflow.study.origin import Origin
-    from iclflow.study.settings import load_runs
+    from iclflow.study.study import load_runs
     from iclflow.tasks.task import Task
 
     path = args.paths[0]
@@ -235,8 +234,8 @@ def weights_recorded(runs: Any) -> bool:
 
 def require_room(args: argparse.Namespace, runs: Any) -> None:
     """Refuse prompts that would not fit in memory."""
-    from iclflow.losses.memory import require_memory
     from iclflow.study.origin import Origin
+    from iclflow.tasks.checks import require_memory
 
     source = Origin.of(runs).source
     pairs = args.test_context or getattr(source, "context", 1)

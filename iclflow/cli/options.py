@@ -237,6 +237,6 @@ def given(args: argparse.Namespace, fields: type) -> dict[str, Any]:
 
 def settings_of(args: argparse.Namespace) -> Any:
     """The options that were given, over those of a settings file or a saved run."""
-    from iclflow.study.settings import Settings
+    from iclflow.study.study import Settings
 
     return Settings.read(getattr(args, "file", None), given(args, Fields))

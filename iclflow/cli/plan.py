@@ -8,7 +8,7 @@ import argparse
 from typing import Any
 
 from iclflow.cli.options import add_settings, print_json, settings_of, typed
-from iclflow.results.progress import progress_bar
+from iclflow.results.messages import progress_bar
 from iclflow.study.fields import MODEL, TASK
 
 EXAMPLES = """examples:

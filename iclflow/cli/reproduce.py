@@ -17,7 +17,7 @@ from typing import Any
 from iclflow.cli import compile_sparingly
 from iclflow.cli.options import print_json, typed
 from iclflow.report.figures import FIGURES
-from iclflow.results.progress import no_other_bar
+from iclflow.results.messages import no_other_bar
 
 _ALL = " ".join(name for name, figure in FIGURES.items() if not figure.group)
 _NONLINEAR = " ".join(name for name, figure in FIGURES.items() if figure.group == "nonlinear")

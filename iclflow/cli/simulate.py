@@ -22,7 +22,7 @@ from iclflow.cli.options import (
     settings_of,
     train_into,
 )
-from iclflow.results.progress import progress_bar
+from iclflow.results.messages import progress_bar
 from iclflow.study.fields import DATA, DYNAMICS, MODEL, RUNS, TASK
 
 EXAMPLES = """examples:
@@ -50,7 +50,7 @@ A run with --out that was stopped (Ctrl-C, SIGTERM) goes on when the same comman
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The fields of `iclflow.study.settings.Settings`, and what becomes of the result."""
+    """The fields of `iclflow.study.study.Settings`, and what becomes of the result."""
     add_settings(parser, TASK, MODEL, DATA, DYNAMICS, RUNS)
     out = parser.add_argument_group("input and output")
     out.add_argument(

@@ -212,7 +212,7 @@ def takes(expected: Any) -> dict[str, Any]:
 
 def sentences(expected: Any) -> list[str]:
     """An estimate in words."""
-    from iclflow.losses.memory import readable
+    from iclflow.tasks.checks import readable
 
     on_all = f", {duration(expected.seconds)} on {expected.workers} workers as fast as this one"
     many = on_all if expected.workers > 1 else ""

@@ -19,7 +19,7 @@ from iclflow.cli.options import (
     settings_of,
     typed,
 )
-from iclflow.results.progress import progress_bar
+from iclflow.results.messages import progress_bar
 from iclflow.study.fields import DEEP, MODEL, TASK
 
 EXAMPLES = """examples:

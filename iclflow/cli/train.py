@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from iclflow.cli.options import add_settings, finished, given, print_json, train_into
-from iclflow.results.progress import progress_bar
+from iclflow.results.messages import progress_bar
 from iclflow.study.flags import DATA, MODEL, TRAINING, Options
 
 EXAMPLES = """examples:
@@ -125,8 +125,8 @@ def run(args: argparse.Namespace) -> int:
 
 def require_room(options: Any) -> None:
     """Raise `ValueError` with what would be needed where memory or a day would not do."""
-    from iclflow.losses.memory import require_memory
-    from iclflow.study.settings import DRAWN
+    from iclflow.study.study import DRAWN
+    from iclflow.tasks.checks import require_memory
 
     token = options.in_dim + 1
     weights = options.head_num * token * (token + 2 * options.rank)

@@ -12,14 +12,14 @@ from jaxtyping import Array, Float
 
 from iclflow.diagnosis.runs import clock_of, levels_of, select_run
 from iclflow.dynamics.base import Trajectory
-from iclflow.losses.memory import require_memory
 from iclflow.measures import consecutive_distances, right_basis, unexplained
 from iclflow.measures.subspace import log_intervals
 from iclflow.models import AbstractAttention, AbstractInitialiser, Separate
 from iclflow.results import pictures
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.runs.record import as_dataset, recorded_models
 from iclflow.study.origin import Origin, Source
+from iclflow.tasks.checks import require_memory
 from iclflow.tasks.task import Task
 
 GIF_FPS, MP4_FPS = 15, 30

@@ -27,7 +27,7 @@ from iclflow.measures import (
 from iclflow.models import AbstractInitialiser, AbstractModel, Separate
 from iclflow.runs.record import STEPS, TIME, as_dataset, in_order, is_timed, recorded_models
 from iclflow.study.origin import Origin, Source
-from iclflow.study.settings import Settings
+from iclflow.study.study import Settings
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.checks import require_kind
 from iclflow.tasks.own_prompts import Prompts

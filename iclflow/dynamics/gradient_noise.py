@@ -7,8 +7,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from iclflow.losses import AbstractLoss, Minibatch
-from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractModel
+from iclflow.tasks.checks import require_memory
 
 BATCH = 256  # sequences whose gradients are computed together
 

@@ -7,7 +7,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from iclflow.experiments.abrupt_drop.data import HEADS, RATE, STEPS, WINDOW, runs_of
+from iclflow.experiments.abrupt_drop.data import HEADS, WINDOW, runs_of
 from iclflow.experiments.base import Claim, below, near
 from iclflow.experiments.four_inputs import (
     QUICK_SEQUENCES,
@@ -16,10 +16,10 @@ from iclflow.experiments.four_inputs import (
     four_input_moments,
     four_input_task,
 )
-from iclflow.experiments.runs import Variable, clock, labelled, spread
+from iclflow.experiments.runs import Variable, called, finished, named
 from iclflow.measures import first_crossing
 from iclflow.plots.style import COLUMN, HEAT, Picture, style
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.theory.fixed_points.modes import plateau_losses
 
 SEED = 0  # the run that is drawn
@@ -30,20 +30,20 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     """Weights of attention and MLP at two moments, and the cosines of every head over training."""
     report = progress or (lambda done, total: None)
     report(0, 2)
-    runs, marks = runs_of(quick), spread(STEPS)
+    runs = runs_of(quick)
     report(1, 2)
     attention, mlp = runs["attention"], runs["mlp"]
     cross, second = correlations(four_input_moments(quick))
     solution = np.linalg.solve(second, cross)
-    size = attention["merged"].shape[-1]
-    seeds = len(attention["loss"])
-    shape = (seeds, len(marks), HEADS, size * size)
-    first = mlp["first"].reshape(*shape[:-1], size, size)  # its rows stack columns of U
+    size = attention.sizes["row"]
+    first = mlp["first"].values  # its rows stack columns of U
+    first = np.swapaxes(first.reshape(*first.shape[:-1], size, size), -1, -2)
     weights = {
-        "attention": attention["merged"].reshape(shape),
-        "mlp": np.swapaxes(first, -1, -2).reshape(shape),
+        name: found.reshape(*found.shape[:3], size * size)
+        for name, found in (("attention", attention["merged"].values), ("mlp", first))
     }
-    loss = attention["loss"]
+    loss, marks = attention["loss"].values, attention["step"].values
+    seeds = len(loss)
     level = (1 - PLATEAU) * loss[:, 0] + PLATEAU * loss[:, -1]
     steps = [first_crossing(marks, row, h) for row, h in zip(loss, level, strict=True)]
     early = np.searchsorted(marks, steps) - 1
@@ -55,7 +55,11 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
 
     variables: dict[str, Variable] = {
         "statistics": (("moment", "feature"), statistics, "what the weights align with"),
-        "moment_time": (("seed", "moment"), 2 * RATE * marks[index], "t/τ of the two moments"),
+        "moment_time": (
+            ("seed", "moment"),
+            attention["time"].values[index],
+            "t/τ of the two moments",
+        ),
     }
     for name, heads in weights.items():
         chosen = heads[seed, index]  # [seed, moment, head, feature]
@@ -76,7 +80,6 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     cosines = (along / np.linalg.norm(heads, axis=-1, keepdims=True)).mean(axis=2)
     levels = np.asarray(plateau_losses(four_input_task()))[[0, -1]]  # merged: one drop
     variables |= {
-        "loss": (("seed", "time"), loss, "training loss of attention"),
         "levels": (("level",), levels, "loss at the two fixed points (14)"),
         "cosines": (("seed", "time", "moment"), cosines, "|cos| with either, mean of heads"),
     }
@@ -96,9 +99,9 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         "size": size,
         "shown_seed": SEED,
     }
-    coordinates = {"seed": np.arange(seeds), "moment": ["plateau", "convergence"]}
-    coordinates |= clock(marks, RATE)
-    return labelled(variables, coordinates, settings)
+    data = xr.Dataset({"loss": called(attention["loss"], "training loss of attention")})
+    data = data.assign(named(variables)).assign_coords(moment=["plateau", "convergence"])
+    return finished(data, settings)
 
 
 def claims(data: xr.Dataset) -> list[Claim]:

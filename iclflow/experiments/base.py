@@ -176,6 +176,7 @@ class Live:
     - `levels`: the losses of the plateaus, [level] or [run, level].
     - `times`: the predicted drops, [run] or [run, drop].
     - `time`: the clock, [time] or [run, time]; `clock` says what it counts.
+    - `of`: pairs of a dimension and the one value that is shown, such as ("source", "population").
     - `panels`: a dimension that all of these may have first; one panel for each of its values.
     - `title`: of the panel, or of a value of `panels`.
     - `until`: where the theory ends, [run].
@@ -197,6 +198,7 @@ class Live:
     time: str = "time"
     clock: str = "training time t/τ"
     theory_time: str = ""
+    of: tuple[tuple[str, str], ...] = ()
     panels: str = ""
     title: str = ""
     until: str = ""

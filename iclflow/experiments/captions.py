@@ -43,6 +43,7 @@ def share(value: float) -> str:
 
 def staircase(data: xr.Dataset) -> dict[str, str]:
     """Figures 3 and 7: how many starts, and how far the two predictions are off."""
+    data = data.sel(source="sequences")
     measured, predicted = data["drop_time"].values, data["staircase_time"].values
     lasted = np.diff(measured, axis=1, prepend=0.0)
     paper = data["paper_duration"].values / lasted

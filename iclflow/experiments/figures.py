@@ -54,7 +54,9 @@ SCHEMATICS = (
 # Separate key and query of rank one: D drops, one eigenvector each (Figs 3, 7).
 _saddle_to_saddle = Experiment("saddle_to_saddle", folder=True)
 _saddle_to_saddle_source = _saddle_to_saddle.source(shares="four_inputs")
-_saddle_to_saddle_live = Live("loss", "staircase_loss", "levels", "staircase_time", runs="seed")
+_saddle_to_saddle_live = Live(
+    "loss", "staircase_loss", "levels", "staircase_time", runs="seed", of=(("source", "sequences"),)
+)
 
 SADDLE_TO_SADDLE = (
     Figure(

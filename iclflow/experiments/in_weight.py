@@ -27,7 +27,7 @@ from iclflow.measures import first_crossing
 from iclflow.models import AbstractInitialiser, Blocks, Merged, MergedInitialiser, draw_model
 from iclflow.plots.losses import LEVEL
 from iclflow.plots.style import BENEATH, COLOURS, COLUMN, LOSS, TIME, Picture, style, theory_of
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.tasks.laws import Mixture
 from iclflow.tasks.task import ContextLabels, Task
 from iclflow.theory.drops.one_drop import first_drop, least_loss

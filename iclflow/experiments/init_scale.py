@@ -25,7 +25,7 @@ from iclflow.measures import first_crossing, first_crossings
 from iclflow.models import Merged, Separate, draw_models
 from iclflow.plots.losses import plot_levels
 from iclflow.plots.style import BENEATH, COLOURS, THEORY, TIME, Picture, side_by_side, theory_of
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.theory.drops.one_drop import merged_half_time, paper_merged_duration
 from iclflow.theory.drops.staircase import staircase
 from iclflow.theory.fixed_points.modes import plateau_losses, visited_levels

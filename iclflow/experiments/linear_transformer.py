@@ -32,7 +32,7 @@ from iclflow.plots.style import (
     style,
     theory_of,
 )
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.theory.linear_transformer import (
     CoupledFlow,
     DecoupledFlow,

@@ -24,7 +24,7 @@ from iclflow.measures import first_crossing
 from iclflow.models import Blocks, Merged
 from iclflow.models.base import AbstractInitialiser
 from iclflow.plots.style import COLOURS, THEORY, TIME, mode_colour, side_by_side
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.tasks.laws import Commuting
 from iclflow.theory.linear_transformer import CoupledFlow, DecoupledFlow, TransformerModes
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from iclflow.experiments.base import Claim, below
 from iclflow.experiments.four_inputs import four_input_task
-from iclflow.experiments.runs import Variable, labelled
+from iclflow.experiments.runs import finished, named
 from iclflow.experiments.saddle_to_saddle.data import (
     RATE,
     SCALE,
@@ -26,7 +26,7 @@ from iclflow.experiments.saddle_to_saddle.data import (
 )
 from iclflow.losses import Population
 from iclflow.plots.style import COLOURS, THEORY, mode_colour, side_by_side
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.theory.drops.dormant import aligned_weights
 from iclflow.theory.fixed_points.modes import Modes, plateau_losses
 
@@ -40,15 +40,15 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     report(0, 2)
     modes, runs = Modes.of(Population(four_input_task())), population_runs()
     report(1, 2)
-    time, gain = 2 * RATE * runs.marks, np.asarray(modes.g)
-    values = runs.population["values"]
+    found = runs.population.isel(pair=0)
+    time, values, gain = found["time"].values, found["values"].values, np.asarray(modes.g)
     weights = np.stack(  # [seed, time, head, side, component], along the eigenvectors
-        [runs.population[n][..., 0, :] @ np.asarray(modes.right) for n in ("keys", "queries")], 3
+        [found[name].values @ np.asarray(modes.right) for name in ("keys", "queries")], 3
     )
-    drops = drop_times(time, runs.population["loss"], np.asarray(plateau_losses(modes)))
+    drops = drop_times(time, found["loss"].values, np.asarray(plateau_losses(modes)))
     heads = learners(values, time, drops)
     shape = (*drops.shape, values.shape[2])
-    found = {name: np.zeros((*shape, 2, gain.size)) for name in ("start", "end", "theory")}
+    read = {name: np.zeros((*shape, 2, gain.size)) for name in ("start", "end", "theory")}
     phases, dormant = np.zeros(shape), np.ones(shape, bool)
     shown: dict[str, list] = {"phase": [], "halves": [], "halves_theory": []}
     for seed, plateau in np.ndindex(drops.shape):
@@ -61,8 +61,8 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         window = slice(first, last + 1)
         phase = _phase(time[window], values[seed, window], weights[seed, window], left)
         place = (seed, plateau)
-        found["start"][place], found["end"][place] = weights[seed, first], weights[seed, last]
-        found["theory"][place] = _later(
+        read["start"][place], read["end"][place] = weights[seed, first], weights[seed, last]
+        read["theory"][place] = _later(
             *(jnp.asarray(a) for a in (weights[seed, first], np.diag(left), phase[-1]))
         )
         phases[place] = phase[-1]
@@ -77,30 +77,31 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
             shown["halves"].append(curve)
             shown["halves_theory"].append(curve[:1] * growth)
     learned = np.arange(gain.size) < np.arange(drops.shape[1])[:, None]  # [plateau, component]
-    sums = found["start"].sum(axis=3, keepdims=True)
-    printed = np.where(learned[:, None, None], sums, found["theory"])
+    sums = read["start"].sum(axis=3, keepdims=True)
+    printed = np.where(learned[:, None, None], sums, read["theory"])
     dims = ("seed", "plateau", "head")
     whole = (*dims, "side", "component")
     curves = ("plateau", "point", "half", "component")
-    variables: dict[str, Variable] = {
-        "start": (whole, found["start"], "k·e_d and q·e_d early on a plateau"),
-        "end": (whole, found["end"], "the same late on it"),
-        "theory": (whole, found["theory"], "(63)(70), learned components frozen one by one"),
-        "printed": (whole, printed, "(70) as printed"),
-        "phase": (dims, phases, "∫ v dt/τ in between"),
-        "dormant": (dims, dormant, "heads that have not learned anything yet"),
-        "gain": (("component",), gain, "λ²"),
-        "shown_phase": (curves[:2], shown["phase"], r"phase $\int |v|\,dt/\tau$"),
-        "shown_halves": (
-            curves,
-            shown["halves"],
-            "(k ± q)·e_d/2 of the head that leaves the plateau",
-        ),
-        "shown_theory": (curves, shown["halves_theory"], "the same by (63)(70)"),
-    }
+    data = xr.Dataset(
+        named({
+            "start": (whole, read["start"], "k·e_d and q·e_d early on a plateau"),
+            "end": (whole, read["end"], "the same late on it"),
+            "theory": (whole, read["theory"], "(63)(70), learned components frozen one by one"),
+            "printed": (whole, printed, "(70) as printed"),
+            "phase": (dims, phases, "∫ v dt/τ in between"),
+            "dormant": (dims, dormant, "heads that have not learned anything yet"),
+            "gain": (("component",), gain, "λ²"),
+            "shown_phase": (curves[:2], shown["phase"], r"phase $\int |v|\,dt/\tau$"),
+            "shown_halves": (
+                curves, shown["halves"], "(k ± q)·e_d/2 of the head that leaves the plateau",
+            ),
+            "shown_theory": (curves, shown["halves_theory"], "the same by (63)(70)"),
+        }),
+        {"side": ["key", "query"], "half": ["grows", "decays"]},
+    )  # fmt: skip
     report(2, 2)
     settings = {"figure": "alignment on plateaus", "quick": quick, "scale": SCALE, "rate": RATE}
-    return labelled(variables, {"side": ["key", "query"], "half": ["grows", "decays"]}, settings)
+    return finished(data, settings)
 
 
 def _phase(

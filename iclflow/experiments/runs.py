@@ -109,7 +109,9 @@ def drop_counts(time: np.ndarray, losses: np.ndarray) -> list[int]:
     return [len(find_stages(time, loss, resamples=0).drops) for loss in losses]
 
 
-def largest_blocks(run: Mapping[str, np.ndarray]) -> np.ndarray:
+def largest_blocks(runs: xr.Dataset) -> xr.DataArray:
     """The largest entry of the blocks that the theory sets to zero, [seed, mark]."""
-    parts = [np.abs(run[name]) for name in ("value_inputs", "key_labels")]
-    return np.maximum(*(part.reshape(*part.shape[:2], -1).max(axis=2) for part in parts))
+    blocks = [abs(runs[name]) for name in ("value_inputs", "key_labels")]
+    inside = [[dim for dim in block.dims if dim not in ("seed", "time")] for block in blocks]
+    largest = [block.max(dims) for block, dims in zip(blocks, inside, strict=True)]
+    return xr.concat(largest, "block").max("block")

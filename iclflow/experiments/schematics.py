@@ -14,7 +14,7 @@ from iclflow.experiments.runs import finished, named
 from iclflow.models import ConvNet, Separate
 from iclflow.models.networks import cubic_features
 from iclflow.plots.style import COLOURS, COLUMN, HEAT, Picture, style
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.tasks.task import Task
 
 SPECTRUM, CONTEXT, HEADS = (0.5, 0.3, 0.2), 4, 2

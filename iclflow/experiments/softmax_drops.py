@@ -27,7 +27,7 @@ from iclflow.models import AbstractInitialiser, Merged, Separate, empty_model
 from iclflow.models.softmax import SoftmaxInitialiser
 from iclflow.plots.losses import LEVEL, plot_levels
 from iclflow.plots.style import COLOURS, COLUMN, LOSS, TIME, Picture, style, theory_of
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.tasks.task import Task
 from iclflow.theory.fixed_points.modes import visited_levels
 

@@ -20,7 +20,7 @@ from iclflow.losses import LargeContext, Population
 from iclflow.measures import first_crossings
 from iclflow.models import Separate, Softmax
 from iclflow.plots.style import COLOURS, LOSS, THEORY, TIME, Picture, side_by_side
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.tasks.task import Task
 
 SPECTRUM, CONTEXT, HEADS = (0.4, 0.3, 0.2, 0.1), 31, 5

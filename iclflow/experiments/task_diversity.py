@@ -28,7 +28,7 @@ from iclflow.experiments.runs import Variable, finished, named, train
 from iclflow.losses import Fresh, Population, Sequences
 from iclflow.models import AbstractModel, Merged, Transformer
 from iclflow.plots.style import COLOURS, THEORY, TIME, Picture, side_by_side
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.runs.folder import own_folder
 from iclflow.runs.simulate import simulate
 from iclflow.tasks.base import Prompt

@@ -22,7 +22,7 @@ from iclflow.measures import first_crossing
 from iclflow.models import Blocks, Merged, Separate, draw_models
 from iclflow.plots.losses import plot_levels
 from iclflow.plots.style import BENEATH, COLOURS, THEORY, TIME, Picture, side_by_side, theory_of
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.tasks.base import Normaliser
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.one_drop import merged_course

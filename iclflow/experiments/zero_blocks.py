@@ -19,7 +19,7 @@ from iclflow.experiments.runs import finished, named
 from iclflow.losses import Moments
 from iclflow.models import Blocks, Merged, draw_model
 from iclflow.plots.style import COLOURS, COLUMN, THEORY, Picture, style
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.runs.simulate import simulate
 from iclflow.tasks.prompts import PromptSet
 from iclflow.tasks.task import Task

@@ -11,8 +11,7 @@ from typing import Any
 
 from iclflow.results.files import write_text
 from iclflow.study.fields import FIELDS, from_names, kinds_of
-from iclflow.study.settings import Settings
-from iclflow.study.study import Study
+from iclflow.study.study import Settings, Study
 
 MODELS = ("separate", "merged", "linear-transformer", "softmax-separate", "softmax-merged")
 MIXED = ("separate", "merged")  # those that have a fixed task

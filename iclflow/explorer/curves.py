@@ -17,12 +17,21 @@ MOVED = 1 / 250  # of the largest loss
 MOST = 4000  # saves that the page takes
 
 
-def panels(data: xr.Dataset, *, panels: str, title: str, **names: Any) -> Iterator[dict[str, Any]]:
+def panels(
+    data: xr.Dataset,
+    *,
+    panels: str,
+    title: str,
+    of: tuple[tuple[str, str], ...] = (),
+    **names: Any,
+) -> Iterator[dict[str, Any]]:
     """What `web/page/figure.js` mounts of a Dataset, by the names of an `experiments.base.Live`.
 
+    - `of`: pairs of a dimension and its one value that is shown.
     - `panels`: a dimension with a panel for each of its values; one panel if empty.
     - `title`: of the panel, with the value of the dimension behind it.
     """
+    data = data.sel(dict(of))
     if not panels:
         yield {"title": title, **_panel(data, **names)}
         return

@@ -160,10 +160,9 @@ def trained_on_prompts(settings: Mapping[str, Any]) -> "xr.Dataset":
     import dataclasses
 
     from iclflow.explorer.payload import require_given
-    from iclflow.results.progress import progress_bar
+    from iclflow.results.messages import progress_bar
     from iclflow.study.fields import from_names
-    from iclflow.study.settings import Settings
-    from iclflow.study.study import Study
+    from iclflow.study.study import Settings, Study
     from iclflow.tasks.own_prompts import Prompts
 
     given = Settings.read(given=dict(from_names(settings, "the settings")))

@@ -28,8 +28,7 @@ from iclflow.models import (
 )
 from iclflow.runs.record import as_dataset, in_order, is_timed, recorded_models
 from iclflow.study.origin import Origin, Source
-from iclflow.study.settings import Settings, load_runs
-from iclflow.study.study import Study, compare
+from iclflow.study.study import Settings, Study, compare, load_runs
 from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.quadratic import Quadratic, not_quadratic

@@ -18,8 +18,7 @@ from iclflow.losses import Moments
 from iclflow.models import AbstractLinearModel, AbstractModel, Layers, Merged
 from iclflow.results.files import write_text
 from iclflow.runs.record import recorded_models
-from iclflow.study.settings import Settings
-from iclflow.study.study import Study
+from iclflow.study.study import Settings, Study
 from iclflow.theory.drops.one_drop import first_drop, least_loss
 from iclflow.theory.drops.staircase import staircase
 from iclflow.theory.fixed_points.modes import Modes, visited_levels

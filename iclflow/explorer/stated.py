@@ -11,7 +11,7 @@ from iclflow.models import (
     SeparateInitialiser,
     SoftmaxInitialiser,
 )
-from iclflow.study.settings import Settings
+from iclflow.study.study import Settings
 from iclflow.tasks.laws import Gaussian, Normal
 from iclflow.tasks.task import ContextLabels, Task
 

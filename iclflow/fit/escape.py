@@ -13,9 +13,8 @@ import xarray as xr
 
 from iclflow.measures import SharedSlope, first_crossings, shared_slope
 from iclflow.models import AbstractInitialiser, Merged, Separate, draw_models, empty_model
-from iclflow.results.choices import require_choice
 from iclflow.results.display import html_table
-from iclflow.results.progress import Progress, progress_bar
+from iclflow.results.messages import Progress, progress_bar, require_choice
 from iclflow.runs.record import COUNTED
 from iclflow.study.origin import Origin, Source
 from iclflow.tasks.checks import require_kind

@@ -9,12 +9,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from iclflow.linalg import packed_pairs
 from iclflow.losses.base import AbstractLoss
-from iclflow.losses.memory import require_memory
 from iclflow.losses.population import WhiteTask, beyond_white
 from iclflow.losses.statistics import beyond_layers, layer_weights
 from iclflow.models import AbstractModel
 from iclflow.tasks.base import AbstractTask
-from iclflow.tasks.checks import require_size
+from iclflow.tasks.checks import require_memory, require_size
 from iclflow.tasks.laws import AbstractInputs, Gaussian
 from iclflow.tasks.task import Task
 

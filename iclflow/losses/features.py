@@ -14,13 +14,13 @@ from jaxtyping import Array, Float
 
 from iclflow.linalg import pack_dual, pack_symmetric
 from iclflow.losses.base import AbstractPromptLoss, misfit
-from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, LabelRow
 from iclflow.models.base import once_a_kind
 from iclflow.models.layers import AbstractLayers
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.tasks.averaged import TaskAverage
 from iclflow.tasks.base import AbstractTask, Prompt
+from iclflow.tasks.checks import require_memory
 from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.prompts import AbstractPromptSet, PromptSource, as_sets
 

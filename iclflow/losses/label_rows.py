@@ -17,9 +17,8 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from iclflow.losses.features import CHUNK, Features, LabelFeatures
-from iclflow.losses.memory import require_memory
 from iclflow.losses.population import lengths_and_divisors
-from iclflow.tasks.checks import require_size
+from iclflow.tasks.checks import require_memory, require_size
 from iclflow.tasks.laws import Gaussian, Pool
 from iclflow.tasks.memory import Memory
 from iclflow.tasks.task import ContextLabels, Task

@@ -26,12 +26,12 @@ from iclflow.losses.features import (
     refusal,
     require_linear_in_labels,
 )
-from iclflow.losses.memory import require_memory
 from iclflow.losses.population import LengthMoments
 from iclflow.models import AbstractModel
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.tasks.averaged import TaskAverage
 from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.checks import require_memory
 from iclflow.tasks.laws import Gaussian
 from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.prompts import AbstractPromptSet, PromptSource, as_sets

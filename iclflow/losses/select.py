@@ -22,15 +22,14 @@ from iclflow.losses import (
 )
 from iclflow.losses.base import misfit
 from iclflow.losses.features import Sizes, features_bytes, undeclared
-from iclflow.losses.memory import RESERVE, available_bytes
 from iclflow.losses.moments import moments_bytes
 from iclflow.losses.population import beyond_white
 from iclflow.losses.statistics import statistics_bytes
 from iclflow.models import AbstractModel, Softmax
 from iclflow.models.layers import AbstractLayers
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.tasks.base import AbstractTask
-from iclflow.tasks.checks import require_kind, require_size
+from iclflow.tasks.checks import RESERVE, available_bytes, require_kind, require_size
 from iclflow.tasks.laws import Gaussian
 from iclflow.tasks.prompts import PromptSource
 from iclflow.tasks.task import Task

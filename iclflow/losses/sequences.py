@@ -14,12 +14,12 @@ from jaxtyping import Array, Float, Int
 
 from iclflow.losses.base import AbstractPromptLoss, misfit
 from iclflow.losses.features import EXACT
-from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractModel
 from iclflow.models.base import once_a_kind
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.tasks.averaged import TaskAverage
 from iclflow.tasks.base import Prompt
+from iclflow.tasks.checks import require_memory
 from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.prompts import AbstractPromptSet, PromptSource, as_sets
 

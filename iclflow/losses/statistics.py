@@ -11,11 +11,11 @@ from jaxtyping import Array, Float
 from iclflow.linalg import pack_symmetric, packed_pairs
 from iclflow.losses.base import AbstractPromptLoss, misfit
 from iclflow.losses.features import NOT_LINEAR, AbstractStatistic, Sizes, gather
-from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
 from iclflow.models.layers import AbstractLayers
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.tasks.base import Prompt
+from iclflow.tasks.checks import require_memory
 from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.prompts import AbstractPromptSet, PromptSource, as_sets
 

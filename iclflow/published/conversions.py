@@ -4,7 +4,7 @@ import dataclasses
 import enum
 
 from iclflow.published.weights import InitConvention
-from iclflow.results.choices import require_choice
+from iclflow.results.messages import require_choice
 from iclflow.study.flags import Options
 from iclflow.tasks.base import Normaliser
 

@@ -15,16 +15,16 @@ import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from iclflow.losses import AbstractLoss, Moments, ReducedFeatures
-from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractInitialiser, AbstractModel
 from iclflow.published.training import descend, published_loss
 from iclflow.published.weights import from_published
 from iclflow.results.archives import Archive
 from iclflow.results.files import parse_json
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.runs.record import OUTCOMES
 from iclflow.study.flags import Options
 from iclflow.tasks.base import Normaliser, Prompt
+from iclflow.tasks.checks import require_memory
 from iclflow.tasks.prompts import StackedPrompts
 
 WEIGHTS = {"attnM": ("kq", "value"), "attnS": ("key", "query", "value"), "mlp": ("fc1", "fc2")}

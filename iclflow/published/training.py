@@ -16,7 +16,7 @@ from iclflow.losses import AbstractLoss
 from iclflow.losses.select import select
 from iclflow.models import AbstractInitialiser, AbstractModel
 from iclflow.published.weights import InitConvention, PublishedInitialiser, value_weights
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.runs.record import OfModel
 from iclflow.runs.sweep import sweep
 from iclflow.study.flags import Options

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from iclflow.experiments.base import Figure
 from iclflow.experiments.figures import BY_NAME
-from iclflow.results.choices import require_choice
+from iclflow.results.messages import require_choice
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 

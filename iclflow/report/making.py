@@ -14,9 +14,9 @@ from iclflow.experiments.base import Figure, Source
 from iclflow.report.figures import cover_file
 from iclflow.report.workers import Outcome
 from iclflow.results.files import replacing
+from iclflow.results.messages import Progress
 from iclflow.results.netcdf import load, replace
 from iclflow.results.pictures import save_figure
-from iclflow.results.progress import Progress
 from iclflow.results.provenance import code_key, content_key
 
 DRAFT_DPI = 150.0  # of pictures in the quick form: as many pixels as the page is wide

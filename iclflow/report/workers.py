@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from iclflow.experiments.base import Claim, Figure
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from iclflow.results.choices import printable
+from iclflow.results.messages import printable
 
 MARK = "drawn by iclflow"  # in pictures and films of ours, which may be drawn again
 _FULL = (errno.ENOSPC, errno.EDQUOT)

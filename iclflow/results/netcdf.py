@@ -11,6 +11,7 @@ import xarray as xr
 from xarray.backends import H5NetCDFStore
 
 from iclflow.results.files import replacing, require_path, require_regular
+from iclflow.results.provenance import with_present_names
 
 
 def check_free(path: Path | str, key: str) -> None:
@@ -74,16 +75,6 @@ def load(path: Path | str) -> xr.Dataset:
     """Read a Dataset, or raise `ValueError` with a reason in one line."""
     with opened(path) as dataset:
         return dataset.load()
-
-
-def with_present_names(dataset: xr.Dataset) -> xr.Dataset:
-    """A Dataset of an earlier version under the names of this one.
-
-    The dimension over the drops of a run was called `drop` until 0.2. xarray has an argument of
-    that name: `isel(drop=0)` did not select the first drop, it selected nothing.
-    """
-    old = "drop" in dataset.dims and "drop_number" not in dataset.dims
-    return dataset.rename(drop="drop_number") if old else dataset
 
 
 @contextmanager

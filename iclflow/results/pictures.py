@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from iclflow.plots.style import STYLE, style
 from iclflow.plots.weights import Update
 from iclflow.results.files import MARK, replacing, require_path
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 
 FILMS = (".mp4", ".gif")
 

@@ -1,4 +1,4 @@
-"""Where results come from: settings as plain values, keys of settings and of code, a stamp."""
+"""Where results come from: settings in plain values, keys of settings and code, old names."""
 
 import ast
 import dataclasses
@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 
 import iclflow
 from iclflow.results.files import keep, recall
@@ -240,3 +241,13 @@ def _files(name: str) -> Iterator[Path]:
                 yield file
     if not found and name != f"{PACKAGE.name}.__version__":
         yield PACKAGE / "__init__.pyi"
+
+
+def with_present_names(dataset: xr.Dataset) -> xr.Dataset:
+    """A Dataset of an earlier version under the names of this one.
+
+    The dimension over the drops of a run was called `drop` until 0.2. xarray has an argument of
+    that name: `isel(drop=0)` did not select the first drop, it selected nothing.
+    """
+    old = "drop" in dataset.dims and "drop_number" not in dataset.dims
+    return dataset.rename(drop="drop_number") if old else dataset

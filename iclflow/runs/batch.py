@@ -17,7 +17,6 @@ from jaxtyping import PRNGKeyArray
 from iclflow.dynamics import AbstractDynamics
 from iclflow.losses import AbstractLoss
 from iclflow.losses.base import piece_at
-from iclflow.losses.memory import RESERVE, device_bytes
 from iclflow.models import AbstractInitialiser, AbstractModel, draw_models, empty_model
 from iclflow.runs import cost
 from iclflow.runs.cost import numbers, run_bytes
@@ -25,7 +24,7 @@ from iclflow.runs.device import one_clock, own_leaves, to_host, vmapped
 from iclflow.runs.fused.engine import VMAP, Fused, unfit, why_not
 from iclflow.runs.fused.values import CannotFuse
 from iclflow.runs.record import INTERRUPTED, MODELS, Recording, measure_after, outcome
-from iclflow.tasks.checks import shown
+from iclflow.tasks.checks import RESERVE, device_bytes, shown
 
 SMALL = 4096  # numbers in a loss that is copied for each run rather than trained by itself
 PIECES = 12  # of a run, between which progress is shown and Ctrl-C works

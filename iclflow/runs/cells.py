@@ -24,17 +24,30 @@ from iclflow.dynamics import AbstractDynamics, AbstractOptimiser
 from iclflow.dynamics.base import marks_until, require_dynamics
 from iclflow.losses import AbstractLoss, Population
 from iclflow.losses.base import jumps
-from iclflow.losses.memory import require_memory
 from iclflow.models import AbstractInitialiser, AbstractModel, empty_model
 from iclflow.models.base import require_initialiser
 from iclflow.results.provenance import describe
 from iclflow.runs.batch import Entry, program_of
-from iclflow.runs.record import INTERRUPTED, Record, axis_labels, by_name, in_axes
+from iclflow.runs.record import (
+    INTERRUPTED,
+    Record,
+    Summary,
+    axis_labels,
+    by_name,
+    in_axes,
+    summaries_of,
+)
 from iclflow.runs.simulate import SAVES
-from iclflow.runs.summaries import Summary, summaries_of
 from iclflow.runs.testing import TEST_LOSS, Tests
 from iclflow.tasks.base import AbstractTask, Values
-from iclflow.tasks.checks import require_key, require_kind, require_real, require_size, shown
+from iclflow.tasks.checks import (
+    require_key,
+    require_kind,
+    require_memory,
+    require_real,
+    require_size,
+    shown,
+)
 
 SEEDS = 2**32  # seeds are whole numbers below
 SEED_BYTES = 64  # that every run takes at least: its number, place, result and end

@@ -28,16 +28,18 @@ from iclflow.runs.fused.engine import CPP, CUDA, VMAP
 from iclflow.runs.record import (
     COUNTED,
     INTERRUPTED,
+    Finished,
     Recording,
+    Summary,
     attributes,
     by_name,
     clock_and_ends,
     coordinates_of,
     in_axes,
     resolve,
+    summarise,
     variables,
 )
-from iclflow.runs.summaries import Finished, Summary, summarise
 
 FINAL = "final_"  # begins the names of what is recorded of the last weights only
 CLOCKS = ("clock", "step")  # variables of a point, which all of its seeds share

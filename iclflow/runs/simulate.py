@@ -18,7 +18,7 @@ from iclflow.losses import AbstractLoss
 from iclflow.losses.base import jumps, piece_at, require_loss, warn_single_precision
 from iclflow.models import AbstractModel
 from iclflow.models.base import require_model
-from iclflow.results.progress import Progress, progress_bar
+from iclflow.results.messages import Progress, progress_bar
 from iclflow.runs.record import MODELS, Record, Recording, measure_after, resolve
 from iclflow.runs.testing import Test, Tests
 from iclflow.tasks.base import Values

@@ -25,8 +25,7 @@ import xarray as xr
 
 import iclflow
 from iclflow.results.files import parse_json, saying_full
-from iclflow.results.netcdf import with_present_names
-from iclflow.results.provenance import code_key, describe, stamp
+from iclflow.results.provenance import code_key, describe, stamp, with_present_names
 from iclflow.runs.cells import AbstractCells, Axis
 from iclflow.runs.compute import CLOCKS, ENGINES, Answer, clocked, label_of
 from iclflow.runs.record import COUNTED, OUTCOMES

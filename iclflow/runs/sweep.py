@@ -21,10 +21,9 @@ from jaxtyping import ArrayLike, PRNGKeyArray
 
 from iclflow.dynamics import AbstractDynamics
 from iclflow.losses import AbstractLoss
-from iclflow.losses.memory import RESERVE, device_bytes, require_memory
 from iclflow.models import AbstractInitialiser, empty_model
 from iclflow.results.files import require_path
-from iclflow.results.progress import Progress, progress_bar
+from iclflow.results.messages import Progress, progress_bar
 from iclflow.results.provenance import code_key
 from iclflow.runs import cost
 from iclflow.runs.batch import (
@@ -56,6 +55,7 @@ from iclflow.runs.record import Record, by_name, resolve
 from iclflow.runs.store import Region, Store, as_runs, block_shape, extent
 from iclflow.runs.testing import Test, Tests
 from iclflow.tasks.base import AbstractTask, Values
+from iclflow.tasks.checks import RESERVE, device_bytes, require_memory
 
 One = AbstractLoss | AbstractTask | Callable[[PRNGKeyArray], AbstractLoss]
 Source = One | Mapping[Any, One]
@@ -93,7 +93,7 @@ def sweep(
       (`context`, `label_noise`, `spectrum`). A list of numbers or an object is labelled by its
       text; a mapping instead of a list names the values, `{"rate": {"cosine": schedule}}`.
     - `record`: as in `simulate`, and summaries of whole runs: `"drop_times"`, `"final_loss"` and
-      the others in `iclflow.runs.summaries.SUMMARIES`, or a `Summary` of your own by its name.
+      the others in `iclflow.runs.record.SUMMARIES`, or a `Summary` of your own by its name.
     - `final`: what is recorded of the last weights only, as `record` says it; the variables are
       called `final_…`.
     - `test`: what else the models are tested on at every save point, as in `simulate`: the variable

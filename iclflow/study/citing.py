@@ -8,7 +8,7 @@ import xarray as xr
 import iclflow
 from iclflow.measures import LearningCoefficient
 from iclflow.models import LinearTransformerInitialiser
-from iclflow.results.choices import printable
+from iclflow.results.messages import printable
 
 SOFTWARE = "iclflow"
 ATTENTION, TRANSFORMER = "zhang2025training", "mainali2025exact"

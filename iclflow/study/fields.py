@@ -13,7 +13,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from iclflow.results.choices import require_choice
+from iclflow.results.messages import require_choice
 
 MANY = 1_000_000  # values in a list
 

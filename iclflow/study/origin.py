@@ -31,8 +31,7 @@ from iclflow.models import (
 )
 from iclflow.results.files import parse_json
 from iclflow.study.fields import from_names
-from iclflow.study.settings import Settings
-from iclflow.study.study import Study
+from iclflow.study.study import Settings, Study
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.laws import (
     Commuting,

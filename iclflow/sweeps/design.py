@@ -22,18 +22,15 @@ from iclflow.dynamics import Descent
 from iclflow.dynamics.base import marks_until
 from iclflow.losses import AbstractLoss
 from iclflow.losses.base import jumps
-from iclflow.results.choices import require_choice
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress, require_choice
 from iclflow.results.provenance import describe
 from iclflow.runs.cells import AbstractCells, Axis, Outline, Point, Vary
-from iclflow.runs.record import QUANTITIES
+from iclflow.runs.record import QUANTITIES, Summary
 from iclflow.runs.simulate import SAVES
 from iclflow.runs.store import LABEL, load
-from iclflow.runs.summaries import Summary
 from iclflow.runs.sweep import into_store
 from iclflow.study.fields import FIELDS, MANY, MODEL, SEEDS, TASK, from_names, short
-from iclflow.study.settings import Settings, read_toml, task_size
-from iclflow.study.study import Study, tests_of
+from iclflow.study.study import Settings, Study, read_toml, task_size, tests_of
 from iclflow.sweeps.summaries import ALWAYS, KINDS
 from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.task import Task

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from iclflow.results.choices import require_choice
+from iclflow.results.messages import require_choice
 from iclflow.sweeps.design import DRAW
 
 QUANTILES = {"low": 0.1, "middle": 0.5, "high": 0.9}

@@ -11,10 +11,9 @@ from iclflow.dynamics import stable_rate
 from iclflow.losses import Moments, ReducedFeatures
 from iclflow.measures import first_crossings
 from iclflow.models import AbstractModel, draw_model, draw_models, empty_model
-from iclflow.results.progress import Progress
-from iclflow.runs.summaries import theory_times
-from iclflow.study.settings import Settings
-from iclflow.study.study import Study
+from iclflow.results.messages import Progress
+from iclflow.runs.record import theory_times
+from iclflow.study.study import Settings, Study
 from iclflow.tasks.base import Normaliser
 from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.task import Task

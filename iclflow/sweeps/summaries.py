@@ -12,7 +12,7 @@ from iclflow.dynamics import Descent, GradientDescent
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
 from iclflow.runs.cells import Vary
-from iclflow.runs.summaries import SUMMARIES, Finished, Summary
+from iclflow.runs.record import SUMMARIES, Finished, Summary
 from iclflow.tasks.task import Task
 
 REGIMES = ("monotone", "catapult", "periodic", "chaotic", "divergent")

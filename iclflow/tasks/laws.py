@@ -20,7 +20,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Key, PRNGKeyArray
 
 from iclflow.linalg import gaussian_moment, symmetric_power, with_eigenvectors
-from iclflow.results.choices import nearest
+from iclflow.results.messages import nearest
 from iclflow.tasks.base import Place, Values
 from iclflow.tasks.checks import require_kind, require_real, require_size, require_within
 

@@ -17,11 +17,10 @@ from jaxtyping import Array, ArrayLike, Float, Int
 from iclflow.losses.base import AbstractLoss
 from iclflow.losses.features import Features, LabelFeatures, ReducedFeatures
 from iclflow.losses.label_population import LabelPopulation
-from iclflow.losses.memory import require_memory
 from iclflow.losses.moments import Moments
 from iclflow.models import LabelRow
-from iclflow.results.choices import require_choice
-from iclflow.tasks.checks import require_real, require_size, require_within
+from iclflow.results.messages import require_choice
+from iclflow.tasks.checks import require_memory, require_real, require_size, require_within
 from iclflow.theory.algorithms.linear import LinearPredictor
 
 METHODS = ("primal", "dual", "iterations")

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from iclflow.checkpoints.series import Checkpoint
 from iclflow.measures.attention import find_period, prefix_matching_score, previous_token_score
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.transformers.attention_only import AttentionOnly
 from iclflow.transformers.corpora import Repeated
 

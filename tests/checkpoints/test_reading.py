@@ -21,10 +21,10 @@ from iclflow.checkpoints import (
 from iclflow.checkpoints import measure_series as measured
 from iclflow.diagnosis import diagnose_curve
 from iclflow.results import archives, files
-from iclflow.results.choices import printable
+from iclflow.results.messages import printable
 from iclflow.results.netcdf import load
 from iclflow.runs.folder import RunFolder
-from iclflow.study.settings import read_toml
+from iclflow.study.study import read_toml
 from tests.helpers.commands import call, problem
 from tests.helpers.written_checkpoints import lens, llama, save, write_safetensors
 

@@ -13,7 +13,7 @@ import iclflow as icl
 from iclflow.bench import PARTS
 from iclflow.cli import main
 from iclflow.cli.reproduce import alone_in
-from iclflow.losses.memory import UNKNOWN, available_bytes
+from iclflow.tasks.checks import UNKNOWN, available_bytes
 
 PLAIN = Path(__file__).parents[1] / "helpers" / "plain_calls.py"
 

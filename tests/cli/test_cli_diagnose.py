@@ -23,8 +23,7 @@ from iclflow.models import Separate
 from iclflow.results.netcdf import load
 from iclflow.results.netcdf import save as store
 from iclflow.runs.record import CURVATURE, CURVATURE_TIMES, recorded_models
-from iclflow.study.settings import Settings
-from iclflow.study.study import Study
+from iclflow.study.study import Settings, Study
 from iclflow.tasks.task import Task
 from iclflow.theory import nearest_fixed_point, plateau_losses
 from iclflow.theory.drops.staircase import staircase

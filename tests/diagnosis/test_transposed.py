@@ -20,7 +20,7 @@ from iclflow.plots.weights import weights_film
 from iclflow.results.netcdf import load
 from iclflow.runs.compute import final_models
 from iclflow.runs.record import from_dataset, recorded_models
-from iclflow.study.settings import Settings
+from iclflow.study.study import Settings
 from iclflow.sweeps.look import look
 
 # Sizes that differ from each other cannot be mistaken; sizes that are equal (3 heads, D = 3) can.

@@ -24,8 +24,7 @@ from iclflow.explorer.payload import payload
 from iclflow.explorer.reference import RUNS, reference
 from iclflow.report.figures import FIGURES
 from iclflow.study.fields import FIELDS, kinds_of
-from iclflow.study.settings import Settings
-from iclflow.study.study import Study
+from iclflow.study.study import Settings, Study
 
 TOGETHER = 120_000  # bytes of the page without runs, gzipped
 

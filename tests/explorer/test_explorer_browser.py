@@ -14,8 +14,7 @@ import pytest
 import iclflow as icl
 from iclflow.explorer.address import BOUNDS
 from iclflow.explorer.page import WEB, bundle
-from iclflow.study.settings import Settings
-from iclflow.study.study import Study
+from iclflow.study.study import Settings, Study
 from tests.helpers.browser import CHROMIUM, Page
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")

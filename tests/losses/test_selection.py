@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 
 import iclflow as icl
-from iclflow.losses.memory import readable, require_memory
 from iclflow.models import Blocks
 from iclflow.study.study import compare
+from iclflow.tasks.checks import readable, require_memory
 from tests.helpers.cases import KEY, MODELS, TASKS, softmax
 from tests.helpers.tiers import some
 

@@ -10,8 +10,7 @@ import pytest
 import iclflow as icl
 from iclflow.runs.record import to_dataset
 from iclflow.study.fields import from_names
-from iclflow.study.settings import Settings
-from iclflow.study.study import Study
+from iclflow.study.study import Settings, Study
 from iclflow.sweeps.design import Design
 from iclflow.sweeps.design import run as run_design
 

@@ -14,8 +14,7 @@ from iclflow.diagnosis.film import film_scene
 from iclflow.plots.weights import weights_film
 from iclflow.results import pictures
 from iclflow.results.netcdf import load
-from iclflow.study.settings import Settings
-from iclflow.study.study import Study
+from iclflow.study.study import Settings, Study
 from iclflow.theory.fixed_points.modes import plateau_losses
 
 SEPARATE = Settings(

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from iclflow.results.netcdf import load
-from iclflow.study.settings import Settings
-from iclflow.study.study import Study
+from iclflow.study.study import Settings, Study
 
 DATA = Path(__file__).parents[1] / "data"
 DESIGN = {

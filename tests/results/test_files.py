@@ -10,8 +10,8 @@ import pytest
 import xarray as xr
 
 import iclflow as icl
-from iclflow.results.choices import require_choice
 from iclflow.results.files import replacing, require_path, write_text
+from iclflow.results.messages import require_choice
 
 
 def names(folder):

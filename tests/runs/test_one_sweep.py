@@ -14,8 +14,7 @@ import iclflow as icl
 from iclflow.runs import compute as computing
 from iclflow.runs import sweep as sweeps
 from iclflow.runs.batch import require_observers
-from iclflow.study.settings import Settings
-from iclflow.study.study import Study
+from iclflow.study.study import Settings, Study
 from iclflow.sweeps.design import Design, run
 
 pytest.importorskip("zarr", reason="the extra sweep is not installed")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import iclflow as icl
-from iclflow.results import progress as module
-from iclflow.results.progress import no_other_bar, progress_bar
+from iclflow.results import messages as module
+from iclflow.results.messages import no_other_bar, progress_bar
 
 TASK = icl.Task([0.6, 0.4], 8)
 INIT = icl.Merged.initialiser(TASK, heads=2, scale=0.1)

@@ -9,7 +9,6 @@ import xarray as xr
 from iclflow.checkpoints.series import find_series
 from iclflow.dynamics import Adam, Descent, Flow, sharpness
 from iclflow.losses import Features, Minibatch, Moments, Population
-from iclflow.losses.memory import RESERVE
 from iclflow.models import Separate, SoftmaxInitialiser, draw_models, empty_model
 from iclflow.results.netcdf import check_free, load, save
 from iclflow.results.tensors import open_tensors
@@ -20,6 +19,7 @@ from iclflow.runs.folder import Snapshots
 from iclflow.runs.record import OUTCOMES, from_dataset, to_dataset
 from iclflow.runs.simulate import simulate
 from iclflow.runs.sweep import Vary, sweep
+from iclflow.tasks.checks import RESERVE
 from iclflow.tasks.task import Task
 from tests.helpers.cases import KEY, TASKS
 

@@ -11,8 +11,7 @@ import iclflow as icl
 from iclflow.results.netcdf import save
 from iclflow.runs.record import to_dataset
 from iclflow.study.origin import Origin
-from iclflow.study.settings import Settings
-from iclflow.study.study import Study
+from iclflow.study.study import Settings, Study
 from tests.helpers.commands import call
 
 TASK = icl.Task(

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from iclflow.models import LabelRow, Steps
-from iclflow.study.settings import Settings
+from iclflow.study.study import Settings
 from iclflow.tasks.laws import Sparse
 
 

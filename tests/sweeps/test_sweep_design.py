@@ -6,7 +6,7 @@ import pytest
 from iclflow.cli.sweep import changed
 from iclflow.runs.store import block_shape, content_keys, point_keys, regions
 from iclflow.runs.sweep import estimate
-from iclflow.study.settings import Settings
+from iclflow.study.study import Settings
 from iclflow.sweeps.design import Design, StudyCache
 
 

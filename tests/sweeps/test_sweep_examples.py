@@ -13,7 +13,7 @@ from iclflow import cli
 from iclflow.dynamics import Descent
 from iclflow.models import draw_models
 from iclflow.runs.compute import final_models
-from iclflow.study.settings import Settings
+from iclflow.study.study import Settings
 from iclflow.sweeps.examples import atlas, heads, laws
 from iclflow.sweeps.examples.base import NAMES, Example, ExampleAnswer
 from iclflow.sweeps.plan import law, plan

@@ -22,8 +22,7 @@ from iclflow.runs import compute as computing
 from iclflow.runs import store as storing
 from iclflow.runs.fused import engine
 from iclflow.runs.store import Store, checksums, load
-from iclflow.study.settings import Settings
-from iclflow.study.study import Study
+from iclflow.study.study import Settings, Study
 from iclflow.sweeps.design import Design, run
 from iclflow.sweeps.look import look
 

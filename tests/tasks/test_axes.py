@@ -15,8 +15,7 @@ from iclflow.losses import Population
 from iclflow.models import Merged, Separate
 from iclflow.runs.record import FixedPointDistance, to_dataset
 from iclflow.runs.simulate import simulate
-from iclflow.study.settings import Settings
-from iclflow.study.study import Study
+from iclflow.study.study import Settings, Study
 from iclflow.tasks.laws import Commuting, Normal
 from iclflow.tasks.task import Task
 from iclflow.theory import Modes, least_squares, plateau_losses, predict, summary

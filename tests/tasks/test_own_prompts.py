@@ -11,8 +11,7 @@ import xarray as xr
 import iclflow as icl
 from iclflow.losses.select import select
 from iclflow.runs.record import FixedPointDistance, PlateauDistance
-from iclflow.study.settings import Settings
-from iclflow.study.study import Study
+from iclflow.study.study import Settings, Study
 from iclflow.sweeps.design import Design
 from iclflow.sweeps.design import run as run_design
 from tests.helpers.commands import call
@@ -152,7 +151,7 @@ def test_the_theory_of_prompts_says_that_it_is_of_one_layer(folder, capsys):
 
 
 def test_prompts_too_large_for_the_memory_are_refused_before_they_are_read(arrays, monkeypatch):
-    monkeypatch.setattr("iclflow.losses.memory.available_bytes", lambda *_: 10_000)
+    monkeypatch.setattr("iclflow.tasks.checks.available_bytes", lambda *_: 10_000)
     prompts = icl.Prompts(*arrays)
     monkeypatch.setattr(icl.Prompts, "__iter__", lambda self: pytest.fail("it was read"))
     for level in (icl.Sequences, icl.Features, icl.Statistics):

@@ -30,12 +30,13 @@ from iclflow.experiments.four_inputs import (
 )
 from iclflow.experiments.runs import (
     Variable,
-    clock,
+    called,
     drop_counts,
-    labelled,
+    finished,
     largest_blocks,
+    named,
     spread,
-    trained,
+    train,
 )
 from iclflow.losses import Moments, Population, Sequences
 from iclflow.measures import first_crossing
@@ -48,7 +49,7 @@ from iclflow.models import (
     draw_model,
 )
 from iclflow.published import Options, PublishedInitialiser
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.runs.simulate import simulate
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.one_drop import (
@@ -84,10 +85,10 @@ CONVERSION = (
 
 
 @functools.cache
-def runs_of(quick: bool) -> dict[str, dict[str, np.ndarray]]:
+def runs_of(quick: bool) -> dict[str, xr.Dataset]:
     """The figure's runs, attention and MLP, from the same weights on the same data."""
     loss = four_input_moments(quick)
-    return {name: _trained(loss, init, quick) for name, init in _starts().items()}
+    return {name: _train(loss, init, quick) for name, init in _starts().items()}
 
 
 def _starts() -> dict[str, AbstractInitialiser]:
@@ -95,9 +96,9 @@ def _starts() -> dict[str, AbstractInitialiser]:
     return {"attention": attention, "mlp": NetworkInitialiser(attention, MLP)}
 
 
-def _trained(loss: Moments, init: AbstractInitialiser, quick: bool) -> dict[str, np.ndarray]:
+def _train(loss: Moments, init: AbstractInitialiser, quick: bool) -> xr.Dataset:
     how: dict[str, Any] = {"saveat": spread(STEPS), "record": ["loss", "weights"]}
-    return trained(loss, init, Descent(RATE), seeds=seed_count(quick), **how)
+    return train(loss, init, Descent(RATE), seeds=seed_count(quick), **how)
 
 
 def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Dataset:
@@ -107,60 +108,56 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     report(0, 5)
     loss = four_input_moments(quick)
     report(1, 5)
-    runs, marks = runs_of(quick), spread(STEPS)
+    runs = runs_of(quick)
     attention = runs["attention"]
-    population_run = _trained(four_input_population(), _starts()["attention"], quick)
-    coordinates = clock(marks, RATE)
-    time = coordinates["time"][1]
+    population_run = _train(four_input_population(), _starts()["attention"], quick)
+    time, losses = attention["time"].values, attention["loss"].values
     report(2, 5)
 
+    values, merged = (attention[name].values for name in ("values", "merged"))
     starts = [
-        Merged(
-            values=jnp.asarray(attention["values"][s, 0, :, None, None]),
-            merged=jnp.asarray(attention["merged"][s, 0]),
-        )
-        for s in range(seed_count(quick))
+        Merged(values=jnp.asarray(v[0, :, None, None]), merged=jnp.asarray(u[0]))
+        for v, u in zip(values, merged, strict=True)
     ]
     levels = visited_levels(task, starts[0])
     middle = visited_levels(loss, starts[0]).mean()  # of the sequences that are trained on
     courses = [merged_course(loss, start, time, tolerance=SOLVER) for start in starts]
     norms = [float(np.linalg.norm(start.values)) for start in starts]
-    final = np.einsum("sh,shdc->sdc", attention["values"][:, -1], attention["merged"][:, -1])
+    final = np.einsum("sh,shdc->sdc", values[:, -1], merged[:, -1])
     report(3, 5)
 
+    own = {
+        "loss": called(attention["loss"], "loss of linear attention, merged"),
+        "loss_mlp": called(runs["mlp"]["loss"], "loss of the MLP on cubic features"),
+        "attention_blocks": called(largest_blocks(attention), "largest extra entry"),
+        "population_blocks": called(largest_blocks(population_run), "the same at P → ∞"),
+    }
+    each = ("seed",)
     variables: dict[str, Variable] = {
-        "loss": (("seed", "time"), attention["loss"], "loss of linear attention, merged"),
-        "loss_mlp": (("seed", "time"), runs["mlp"]["loss"], "loss of the MLP on cubic features"),
         "loss_theory": (("seed", "time"), [c.loss for c in courses], "reduced flow of the sample"),
         "levels": (("level",), levels, "loss at the two fixed points (14)"),
-        "drop_count": (("seed",), drop_counts(time, attention["loss"]), "drops detected"),
+        "drop_count": (each, drop_counts(time, losses), "drops detected"),
         "half_time": (
-            ("seed",),
-            [first_crossing(time, row, middle) for row in attention["loss"]],
+            each,
+            [first_crossing(time, row, middle) for row in losses],
             "t/τ at which the loss is halfway down",
         ),
         "half_time_theory": (
-            ("seed",),
+            each,
             [merged_half_time(loss, start, tolerance=SOLVER) for start in starts],
             "the same from the reduced flow of the sample (Q6)",
         ),
         "half_time_population": (
-            ("seed",),
+            each,
             [merged_half_time(population, start, tolerance=SOLVER) for start in starts],
             "the same from the reduced flow of the population, E2",
         ),
         "half_time_paper": (
-            ("seed",),
-            np.asarray(paper_merged_duration(population, np.asarray(norms))),
+            each,
+            paper_merged_duration(population, np.asarray(norms)),
             "the paper's estimate (51), w = |w₂(0)|",
         ),
-        "attention_blocks": (("seed", "time"), largest_blocks(attention), "largest extra entry"),
-        "population_blocks": (
-            ("seed", "time"),
-            largest_blocks(population_run),
-            "the same at P → ∞",
-        ),
-        **_parallel(runs, marks),
+        **_parallel(runs),
         **_solutions(loss, population, final),
         **_equivalence(task),
         **_separate(task, time, quick),
@@ -180,24 +177,23 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         "white_scale": WHITE_SCALE,
         "conversion": CONVERSION,
     }
-    coordinates["seed"] = np.arange(seed_count(quick))
-    return labelled(variables, coordinates, settings)
+    return finished(xr.Dataset(own).assign(named(variables)), settings)
 
 
-def _parallel(runs: dict[str, dict[str, np.ndarray]], marks: np.ndarray) -> dict[str, Variable]:
+def _parallel(runs: dict[str, xr.Dataset]) -> dict[str, Variable]:
     """Smallest |cos| between two heads at the end of the paper's window, and what (17) allows."""
-    window = int(np.searchsorted(marks, WINDOW))
+    window = int(np.searchsorted(runs["mlp"]["step"].values, WINDOW))
 
     def smallest(heads: np.ndarray) -> np.ndarray:
         flat = heads.reshape(*heads.shape[:2], -1)
         unit = flat / np.linalg.norm(flat, axis=-1, keepdims=True)
         return np.abs(np.einsum("shf,sgf->shg", unit, unit)).min(axis=(1, 2))
 
-    first, second = runs["mlp"]["first"], runs["mlp"]["second"]
+    first, second = (runs["mlp"][name].values for name in ("first", "second"))
     start = np.einsum("sh,sg->shg", second[:, 0], second[:, 0])
     start -= np.einsum("shf,sgf->shg", first[:, 0], first[:, 0])
     weakest = (second[:, window] ** 2).min(axis=1)
-    merged = runs["attention"]["merged"]
+    merged = runs["attention"]["merged"].values
     about = "smallest |cos| between two heads"
     return {
         "head_cosine": (("seed",), smallest(first[:, window]), f"{about}, MLP"),
@@ -259,7 +255,7 @@ def _separate(task: Task, time: np.ndarray, quick: bool) -> dict[str, Variable]:
     """Separate key and query of rank one, trained as long in the population: for a control."""
     init = Separate.initialiser(task, heads=HEADS, scale=SEPARATE_SCALE)
     how: dict[str, Any] = {"saveat": spread(STEPS), "seeds": seed_count(quick)}
-    loss = trained(Population(task), init, Descent(RATE), **how)["loss"]
+    loss = train(Population(task), init, Descent(RATE), **how)["loss"].values
     return {
         "separate_loss": (("seed", "time"), loss, "loss of separate key and query, rank one"),
         "separate_drop_count": (("seed",), drop_counts(time, loss), "its drops"),

@@ -19,7 +19,7 @@ from iclflow.losses import Population
 from iclflow.losses.wishart import trace_moments
 from iclflow.measures import first_crossings
 from iclflow.models import Layers, Steps, draw_models
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.runs.simulate import simulate
 from iclflow.tasks.laws import Normal
 from iclflow.tasks.task import Task

@@ -15,7 +15,7 @@ from iclflow.experiments.base import Function
 from iclflow.experiments.field.comparisons.cells import Check, Found
 from iclflow.experiments.field.comparisons.reading import HERE, PublishedTable, read_table
 from iclflow.experiments.runs import Variable, labelled
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ from iclflow.experiments.four_inputs import (
 from iclflow.experiments.runs import Variable, at, finished, named
 from iclflow.losses import Moments, Population
 from iclflow.models import Merged, Separate
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.tasks.task import Task
 from iclflow.theory.fixed_points.modes import Modes
 from iclflow.theory.fixed_points.points import FixedPoint, all_fixed_points, saddle_path

@@ -30,7 +30,7 @@ from iclflow.measures import (
     time_curvature,
     unexplained,
 )
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.runs.folder import own_folder
 from iclflow.runs.record import OfModel
 from iclflow.transformers.modular import ModularInitialiser, ModularTransformer, split_pairs

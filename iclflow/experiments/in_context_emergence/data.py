@@ -21,7 +21,7 @@ from iclflow.dynamics import Adam, Descent
 from iclflow.dynamics.base import log_steps
 from iclflow.experiments.runs import Variable, checkpointed, labelled, trained
 from iclflow.measures import find_stages
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.runs.compute import final_models
 from iclflow.runs.folder import own_folder
 from iclflow.transformers import (

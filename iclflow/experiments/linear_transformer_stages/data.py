@@ -26,7 +26,7 @@ from iclflow.measures import first_crossing
 from iclflow.measures.detectors import Curvature, autocorrelation_curvature, time_curvature
 from iclflow.measures.spectrum import effective_rank
 from iclflow.measures.stages import Clock
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.theory.linear_transformer import (
     CoupledFlow,
     DecoupledFlow,

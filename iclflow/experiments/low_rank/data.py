@@ -32,7 +32,7 @@ from iclflow.losses import Moments
 from iclflow.measures import first_crossings
 from iclflow.models import Blocks, Separate, SeparateInitialiser, draw_model
 from iclflow.models.base import AbstractInitialiser
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.tasks.laws import named_spectrum
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.staircase import Staircase, staircase

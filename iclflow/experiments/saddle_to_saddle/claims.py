@@ -8,8 +8,13 @@ from iclflow.experiments.four_inputs import label_deviation
 from iclflow.theory.drops.one_drop import logistic_strength
 from iclflow.theory.drops.scalar_ode import X_MID
 
-POPULATION = "population_"
 SHOWN = (0.15, 0.95)  # of its final value: where a value weight is compared with (26)
+
+
+def _of(data: xr.Dataset) -> tuple[xr.Dataset, xr.Dataset]:
+    """The runs on P sequences, and the same starts in the population."""
+    sampled, exact = (data.sel(source=name, drop=True) for name in ("sequences", "population"))
+    return sampled, exact
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
@@ -20,11 +25,11 @@ def claims(data: xr.Dataset) -> list[Claim]:
 def _function_claims(data: xr.Dataset) -> list[Claim]:
     levels, size = data["levels"].values, data.sizes["component"]
     sequences, scale = int(data.attrs["sequences"]), float(data.attrs["scale"])
-    exact = np.abs(data[f"{POPULATION}plateau_loss"].values - levels).max()
-    sampled = np.abs(data["plateau_loss"].values - levels).max()
-    drift = data["conserved_drift"].values
-    finished = np.isfinite(data["drop_time"].values).all(axis=1)
-    inside = data["drop_time"].values[:, -1] <= 2 * data.attrs["rate"] * data.attrs["window"]
+    own, population = _of(data)
+    sampled, exact = (np.abs(r["plateau_loss"].values - levels).max() for r in (own, population))
+    drift, times = data["conserved_drift"].values, own["drop_time"].values
+    finished = np.isfinite(times).all(axis=1)
+    inside = times[:, -1] <= 2 * data.attrs["rate"] * data.attrs["window"]
     return [
         below(
             "separate-equals-convolution",
@@ -64,9 +69,9 @@ def _function_claims(data: xr.Dataset) -> list[Claim]:
         below(
             "zero-blocks-population",
             "The blocks that the reduced model leaves out stay zero in the population", "App. E.1",
-            float(data["population_blocks"].max()), 1e-12, "rounding",
+            float(population["blocks"].max()), 1e-12, "rounding",
             f"on P = {sequences:,} sequences they grow to "
-            f"{float(data['sample_blocks'].isel(time=-1).max()):.2g}", population=True,
+            f"{float(own['blocks'].isel(time=-1).max()):.2g}", population=True,
         ),
         near(
             "separate-conserved",
@@ -85,9 +90,8 @@ def _regression_distance(data: xr.Dataset) -> np.ndarray:
     basis, limit = data["eigenvectors"].values, data["value_limit"].values ** 3
     weight = data["curvature"].values  # λ a: the loss's weight on a diagonal entry
     b = weight / data["eigenvalues"].values
-    turned = np.einsum(
-        "dk,smdc,cl->smkl", basis, data[f"{POPULATION}plateau_effective"].values, basis
-    )
+    _, population = _of(data)
+    turned = np.einsum("dk,smdc,cl->smkl", basis, population["plateau_effective"].values, basis)
     metric = b[:, None] * data["eigenvalues"].values[None, :]
     learned = np.tril(np.ones((len(limit) + 1, len(limit))), -1)  # plateau m has modes < m
     target = learned[:, :, None] * np.diag(limit)[None]
@@ -98,8 +102,8 @@ def _regression_distance(data: xr.Dataset) -> np.ndarray:
 
 def _alignment(data: xr.Dataset, name: str) -> np.ndarray:
     """|cos| between each learned head and its eigenvector, [seed, plateau, mode]; NaN if later."""
-    vectors = data[f"{POPULATION}plateau_{name}"].values
-    heads = data[f"{POPULATION}drop_head"].values
+    _, population = _of(data)
+    vectors, heads = population[f"plateau_{name}"].values, population["drop_head"].values
     chosen = np.take_along_axis(vectors, heads[:, None, :, None], axis=2)
     along = np.einsum("smkd,dk->smk", chosen, data["eigenvectors"].values)
     cosine = np.abs(along) / np.linalg.norm(chosen, axis=-1)
@@ -108,21 +112,21 @@ def _alignment(data: xr.Dataset, name: str) -> np.ndarray:
     return np.where(later, np.nan, cosine)
 
 
-def _order(data: xr.Dataset, prefix: str) -> float:
+def _order(runs: xr.Dataset) -> float:
     """The share of drops m made by a head whose key then is nearest to eigenvector m."""
-    heads = data[f"{prefix}drop_head"].values
-    after = data[f"{prefix}plateau_keys"].values[:, 1:]  # [seed, drop, head, row]
+    heads = runs["drop_head"].values
+    after = runs["plateau_keys"].values[:, 1:]  # [seed, drop, head, row]
     keys = np.take_along_axis(after, heads[:, :, None, None], axis=2)[:, :, 0]
-    along = np.abs(np.einsum("skd,de->ske", keys, data["eigenvectors"].values))
+    along = np.abs(np.einsum("skd,de->ske", keys, runs["eigenvectors"].values))
     return float(np.mean(np.argmax(along, axis=2) == np.arange(heads.shape[1])[None, :]))
 
 
 def _value_errors(data: xr.Dataset) -> np.ndarray:
     """Largest |v - v(26)|/v* through each drop, [seed, component]."""
-    heads = data[f"{POPULATION}drop_head"].values
-    values = np.take_along_axis(data[f"{POPULATION}values"].values, heads[:, None, :], axis=2)
-    limit = data["value_limit"].values
-    theory = data[f"{POPULATION}value_course"].values
+    _, population = _of(data)
+    heads, limit = population["drop_head"].values, data["value_limit"].values
+    values = np.take_along_axis(population["values"].values, heads[:, None, :], axis=2)
+    theory = population["value_course"].values
     low, high = SHOWN
     rising = (np.abs(theory) > low * limit) & (np.abs(theory) < high * limit)
     return np.where(rising, np.abs(values - theory) / limit, 0.0).max(axis=1)
@@ -134,14 +138,15 @@ def _weight_claims(data: xr.Dataset) -> list[Claim]:
     by_seed = np.nanmin(np.stack(cosines), axis=(0, 2, 3))
     smallest = float(by_seed.min())
     errors = _value_errors(data)
-    heads = data[f"{POPULATION}drop_head"].values
-    final = np.abs(np.take_along_axis(data[f"{POPULATION}plateau_values"].values[:, -1], heads, 1))
+    own, population = _of(data)
+    heads = population["drop_head"].values
+    final = np.abs(np.take_along_axis(population["plateau_values"].values[:, -1], heads, 1))
     shifts = np.abs(final / data["value_limit"].values - 1)
     return [
         near(
             "eigenvector-order", "Eigenvectors are learned in the order of their eigenvalues",
-            "Sec. 4.3", 1.0, _order(data, POPULATION), 0.0, "a count, over all drops of all seeds",
-            f"in the population; on the sampled data {_order(data, ''):.2f}", population=True,
+            "Sec. 4.3", 1.0, _order(population), 0.0, "a count, over all drops of all seeds",
+            f"in the population; on the sampled data {_order(own):.2f}", population=True,
         ),
         near(
             "key-query-alignment",
@@ -186,15 +191,15 @@ def _listed(values: np.ndarray) -> str:
 
 def _time_claims(data: xr.Dataset) -> list[Claim]:
     scale = float(data.attrs["scale"])
-    times = data[f"{POPULATION}drop_time"].values
+    sampled, population = _of(data)
+    times, own = population["drop_time"].values, sampled["drop_time"].values
     durations = np.diff(times, axis=1, prepend=0.0)
-    ratio = data[f"{POPULATION}paper_duration"].values / durations
+    ratio = population["paper_duration"].values / durations
     same = np.exp(np.log(durations).mean()) / durations
-    own = data["drop_time"].values
-    error = np.abs(data["staircase_time"].values / own - 1)
-    right = np.mean(data["staircase_head"].values == data["drop_head"].values)
-    exact = np.abs(data[f"{POPULATION}staircase_time"].values / times - 1)
-    other = np.abs(data[f"{POPULATION}staircase_time"].values / own - 1)
+    error = np.abs(sampled["staircase_time"].values / own - 1)
+    right = np.mean(sampled["staircase_head"].values == sampled["drop_head"].values)
+    exact = np.abs(population["staircase_time"].values / times - 1)
+    other = np.abs(population["staircase_time"].values / own - 1)
     spread = times.std(axis=0, ddof=1)
     middle = np.median(durations, axis=0)
     return [
@@ -258,13 +263,14 @@ def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
     eigenvalues, levels = data["eigenvalues"].values, data["levels"]
     all_of_it = np.concatenate([[0.0], np.cumsum(eigenvalues)])
     smallest_first = np.concatenate([[0.0], np.cumsum(-np.diff(levels.values)[::-1])])
-    effective = data[f"{POPULATION}plateau_effective"]
-    before = effective.copy(data=effective.values[:, [0, *range(effective.sizes["level"] - 1)]])
-    predicted = data["staircase_time"]
-    vectors, stairs = data["eigenvectors"], data[f"{POPULATION}staircase_time"]
+    own, population = _of(data)
+    effective = population["plateau_effective"]
+    before = effective.isel(level=[0, *range(effective.sizes["level"] - 1)])
+    predicted, vectors = data["staircase_time"], data["eigenvectors"]
+    stairs = population["staircase_time"]
     order = vectors.copy(data=vectors.values[:, ::-1])
     lasted = stairs.copy(data=np.diff(stairs.values, axis=1, prepend=0.0))
-    full_rank = data.assign({f"{POPULATION}drop_time": data["full_rank_drop_time"]})
+    full_rank = _in_population(data, drop_time=data["full_rank_drop_time"])
     return {
         "separate-equals-convolution": data.assign(check_convolution=data["check_unbalanced"]),
         "separate-d-drops": data.assign(
@@ -274,27 +280,35 @@ def controls(data: xr.Dataset) -> dict[str, xr.Dataset]:
         "plateau-levels-population": data.assign(
             levels=levels.copy(data=levels.values[0] - smallest_first)
         ),
-        "principal-component-regression": data.assign({effective.name: before}),
-        "zero-blocks-population": data.assign(population_blocks=data["sample_blocks"].max("time")),
+        "principal-component-regression": _in_population(data, plateau_effective=before),
+        "zero-blocks-population": _in_population(data, blocks=own["blocks"]),
         "separate-conserved": data.assign(conserved_drift=data["key_drift"]),
         "eigenvector-order": data.assign(eigenvectors=order),
         "key-query-alignment": data.assign(eigenvectors=order),
         "key-query-alignment-worst": data.isel(seed=[seed] * data.sizes["seed"]),
         "minimal-norm-values": data.assign(value_limit=limit.copy(data=eigenvalues ** (-1 / 3))),
-        "value-weights-ode": data.assign({f"{POPULATION}value_course": _logistic_course(data)}),
-        "separate-duration-paper": data.assign({f"{POPULATION}paper_duration": lasted}),
+        "value-weights-ode": _in_population(data, value_course=_logistic_course(population)),
+        "separate-duration-paper": _in_population(data, paper_duration=lasted),
         "staircase-times": data.assign(
-            staircase_time=predicted.copy(data=np.roll(predicted.values, 1, axis=0))
+            staircase_time=predicted.copy(data=np.roll(predicted.values, 1, axis=1))
         ),
         "later-plateaus-longer": full_rank,
         "later-drops-vary-more": full_rank,
     }
 
 
-def _logistic_course(data: xr.Dataset) -> xr.DataArray:
+def _in_population(data: xr.Dataset, **changes: xr.DataArray) -> xr.Dataset:
+    """The data with other values in the runs of the population, and the same on sequences."""
+    changed = data["source"] == "population"
+    return data.assign({
+        name: xr.where(changed, values, data[name]) for name, values in changes.items()
+    })  # fmt: skip
+
+
+def _logistic_course(runs: xr.Dataset) -> xr.DataArray:
     """τ dv/dt = g v (v* - v) in place of (26), through the same value at mid-drop."""
-    course, drops = data[f"{POPULATION}value_course"], data[f"{POPULATION}drop_time"].values
-    limit, gain = (data[name].values[None, None] for name in ("value_limit", "gain"))
-    elapsed = data["time"].values[None, :, None] - drops[:, None, :]
+    course, drops = runs["value_course"], runs["drop_time"].values
+    limit, gain = (runs[name].values[None, None] for name in ("value_limit", "gain"))
+    elapsed = runs["time"].values[None, :, None] - drops[:, None, :]
     size = logistic_strength(elapsed, X_MID * limit, gain * limit / 2, gain / 2)
     return course.copy(data=np.sign(course.values) * np.asarray(size))

@@ -26,12 +26,13 @@ from iclflow.experiments.four_inputs import (
 from iclflow.experiments.runs import (
     Variable,
     at,
-    clock,
+    called,
     drop_counts,
-    labelled,
+    finished,
     largest_blocks,
+    named,
     spread,
-    trained,
+    train,
 )
 from iclflow.losses import Population, Sequences
 from iclflow.measures import first_crossing
@@ -43,7 +44,7 @@ from iclflow.models import (
     draw_model,
     draw_models,
 )
-from iclflow.results.progress import Progress
+from iclflow.results.messages import Progress
 from iclflow.runs.simulate import simulate
 from iclflow.tasks.task import Task
 from iclflow.theory.drops.scalar_ode import X_MID, paper_duration, value_course
@@ -62,6 +63,7 @@ MARGIN = 1.25  # times the last drop that the staircase predicts for any seed
 SHOWN_SEED = 2  # the run of Figs 3b, 3c and 7
 CHECK_SEQUENCES, CHECK_SCALE, CHECK_STEPS = 96, 0.5, 600
 OPTIONS: dict[str, Any] = {"seeds": SEEDS, "record": ["loss", "weights"]}
+SOURCES = ("sequences", "population")  # what the starts are trained on
 
 CONVERSION = (
     f"published init {PUBLISHED_INIT:g}, attention not divided by N = {CONTEXT}: w = "
@@ -76,7 +78,7 @@ class Runs(NamedTuple):
     init: SeparateInitialiser
     stairs: list[Staircase]
     marks: np.ndarray
-    population: dict[str, np.ndarray]
+    population: xr.Dataset
 
 
 @functools.cache
@@ -90,7 +92,7 @@ def population_runs() -> Runs:
     stairs = [staircase(source, at(models, s).reduce(), probes=0) for s in range(SEEDS)]
     last = MARGIN * max(float(s.times[-1]) for s in stairs) / (2 * RATE)
     marks = spread(int(np.ceil(last / 1000)) * 1000)
-    found = trained(four_input_population(), init, Descent(RATE), saveat=marks, **OPTIONS)
+    found = train(four_input_population(), init, Descent(RATE), saveat=marks, **OPTIONS)
     return Runs(init, stairs, marks, found)
 
 
@@ -103,69 +105,54 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
     init, stairs, marks, population = population_runs()
     report(2, 5)
     loss = four_input_moments(quick)
-    sample = trained(loss, init, Descent(RATE), saveat=marks, **OPTIONS)
-    models = draw_models(init, range(SEEDS))
-    own = [predict(loss, at(models, s), probes=0) for s in range(SEEDS)]
+    sample = train(loss, init, Descent(RATE), saveat=marks, **OPTIONS)
+    models, time = draw_models(init, range(SEEDS)), sample["time"].values
+    predictions = [predict(loss, at(models, s), probes=0).to_dataset(time) for s in range(SEEDS)]
+    own = xr.concat(predictions, sample["seed"]).rename(event="component")
     report(3, 5)
-    coordinates = clock(marks, RATE)
-    time = coordinates["time"][1]
     levels = np.asarray(plateau_losses(modes))
     own_levels = np.asarray(plateau_losses(loss))
-    variables: dict[str, Variable] = {
-        "levels": (("level",), levels, "L(M_m) (24)"),
-        "own_levels": (("level",), own_levels, "levels of the P sequences (Q4)"),
-        "eigenvectors": (("row", "component"), np.asarray(modes.right), "eigenvectors of Λ"),
-        "eigenvalues": (("component",), np.asarray(modes.eigenvalue), "eigenvalues of Λ"),
-        "gain": (("component",), np.asarray(modes.g), "g = λ²"),
-        "curvature": (("component",), np.asarray(modes.eigenvalue * modes.b), "λ a"),
-        "value_limit": (("component",), 1 / np.asarray(modes.c), "value weight at M_D (25)"),
-        "staircase_loss": (
-            ("seed", "time"),
-            [p.curve(time).loss for p in own],
-            "staircase of the P sequences, predicted from the initial weights",
+    runs = ((sample, own_levels), (population, levels))
+    parts = [_theory_of_drops(_stages(run, at_levels), modes) for run, at_levels in runs]
+    data = xr.concat(parts, xr.DataArray(list(SOURCES), dims="source", name="source"))
+    lead = ("source", "seed", "component")
+    data = data.assign(
+        named({
+            "levels": (("level",), levels, "L(M_m) (24)"),
+            "own_levels": (("level",), own_levels, "levels of the P sequences (Q4)"),
+            "eigenvectors": (("row", "component"), np.asarray(modes.right), "eigenvectors of Λ"),
+            "eigenvalues": (("component",), np.asarray(modes.eigenvalue), "eigenvalues of Λ"),
+            "gain": (("component",), np.asarray(modes.g), "g = λ²"),
+            "curvature": (("component",), np.asarray(modes.eigenvalue * modes.b), "λ a"),
+            "value_limit": (("component",), 1 / np.asarray(modes.c), "value weight at M_D (25)"),
+            "staircase_time": (
+                lead, [own["drop_times"], [s.times for s in stairs]],
+                "drops of the staircase that the initial weights predict, t/τ",
+            ),
+            "staircase_head": (
+                lead, [own["drop_head"], [s.heads for s in stairs]], "heads that make these drops",
+            ),
+        })
+    )  # fmt: skip
+    data = data.assign(
+        staircase_loss=called(
+            own["loss"], "staircase of the P sequences, predicted from the initial weights"
         ),
-        "staircase_time": (("seed", "component"), [p.times for p in own], "its drops, t/τ"),
-        "staircase_head": (("seed", "component"), [p.heads for p in own], "its heads"),
-        "population_staircase_time": (
-            ("seed", "component"),
-            [s.times for s in stairs],
-            "drops of the population's staircase, t/τ",
-        ),
-        "population_staircase_head": (
-            ("seed", "component"),
-            [s.heads for s in stairs],
-            "heads of the population's staircase",
-        ),
-    }
-    variables |= _run_variables("", sample, time, own_levels)
-    variables |= _run_variables("population_", population, time, levels)
-    counts = drop_counts(time, sample["loss"])
-    variables["drop_count"] = (("seed",), counts, "drops found by the detector")
-    for prefix in ("", "population_"):
-        values, drops = variables[f"{prefix}values"][1], variables[f"{prefix}drop_time"][1]
-        variables |= _theory_of_drops(prefix, values, time, drops, modes)
-    variables |= _shown(variables, modes)
-    variables["population_blocks"] = (
-        ("seed",),
-        largest_blocks(population).max(axis=1),
-        "largest entry of the extra blocks in training on population moments",
-    )
-    variables["sample_blocks"] = (
-        ("seed", "time"),
-        largest_blocks(sample),
-        "largest entry of the extra blocks on P sequences",
-    )
-    half = trained(four_input_population(), init, Descent(RATE / 2), saveat=2 * marks, **OPTIONS)
+        drop_count=("seed", drop_counts(time, sample["loss"].values)),
+    ).assign(named(_shown(data.sel(source="sequences"), modes)))
+    data["drop_count"].attrs |= {"long_name": "drops found by the detector", "units": "1"}
+    half = train(four_input_population(), init, Descent(RATE / 2), saveat=2 * marks, **OPTIONS)
     rates = ("rate_halved",)
     kept, keys = (np.array(pair) for pair in zip(_drifts(population), _drifts(half), strict=True))
     about = "at the rate and at half of it"
-    variables["conserved_drift"] = (rates, kept, f"largest change of what (79) conserves, {about}")
-    variables["key_drift"] = (rates, keys, f"largest change of ‖k‖² alone, {about}")
+    variables: dict[str, Variable] = {
+        "conserved_drift": (rates, kept, f"largest change of what (79) conserves, {about}"),
+        "key_drift": (rates, keys, f"largest change of ‖k‖² alone, {about}"),
+    }
     variables |= _others(marks, time, levels)
     report(4, 5)
     variables |= _equivalence(four_input_task())
     report(5, 5)
-    coordinates["seed"] = np.arange(SEEDS)
     settings = {
         "figure": "Figs 3 and 7",
         "sequences": QUICK_SEQUENCES if quick else SEQUENCES,
@@ -179,7 +166,7 @@ def compute(*, quick: bool = False, progress: Progress | None = None) -> xr.Data
         "context": CONTEXT,
         "conversion": CONVERSION,
     }
-    return labelled(variables, coordinates, settings)
+    return finished(data.assign(named(variables)), settings)
 
 
 def drop_times(time: np.ndarray, loss: np.ndarray, levels: np.ndarray) -> np.ndarray:
@@ -188,36 +175,36 @@ def drop_times(time: np.ndarray, loss: np.ndarray, levels: np.ndarray) -> np.nda
     return np.array([[first_crossing(time, row, m) for m in middle] for row in loss])
 
 
-def _run_variables(
-    prefix: str, run: dict[str, np.ndarray], time: np.ndarray, levels: np.ndarray
-) -> dict[str, Variable]:
-    """Curves of one set of runs, its stages, and its weights in the middle of each plateau."""
-    loss, values = run["loss"], run["values"]
-    keys, queries = run["keys"][..., 0, :], run["queries"][..., 0, :]
-    drops = drop_times(time, loss, levels)
+def _stages(run: xr.Dataset, levels: np.ndarray) -> xr.Dataset:
+    """Curves of one set of runs, its drops, and its weights in the middle of each plateau."""
+    time = run["time"].values
+    drops = drop_times(time, run["loss"].values, levels)
     ends = np.concatenate([drops, np.full((len(drops), 1), time[-1])], axis=1)
     begins = np.concatenate([np.zeros((len(drops), 1)), drops], axis=1)
     # The middle of a plateau on a logarithmic clock (of the first: three quarters of the way).
     centre = np.sqrt(np.maximum(begins, 0.5 * ends) * ends)
     index = np.stack([np.searchsorted(time, row).clip(max=len(time) - 1) for row in centre])
-    seed = np.arange(len(loss))[:, None]
-    effective = np.einsum("smh,smhd,smhc->smdc", *(a[seed, index] for a in (values, keys, queries)))
-    heads = ("seed", "level", "head")
-    return {
-        f"{prefix}loss": (("seed", "time"), loss, "training loss"),
-        f"{prefix}values": (("seed", "time", "head"), values, "value weights"),
-        f"{prefix}drop_time": (("seed", "component"), drops, "t/τ halfway between levels"),
-        f"{prefix}plateau_time": (("seed", "level"), time[index], "t/τ inside each plateau"),
-        f"{prefix}plateau_loss": (("seed", "level"), loss[seed, index], "loss there"),
-        f"{prefix}plateau_values": (heads, values[seed, index], "value weights there"),
-        f"{prefix}plateau_keys": ((*heads, "row"), keys[seed, index], "keys there"),
-        f"{prefix}plateau_queries": ((*heads, "column"), queries[seed, index], "queries there"),
-        f"{prefix}plateau_effective": (
-            ("seed", "level", "row", "column"),
-            effective,
-            "Σ v k qᵀ there",
-        ),
-    }
+    weights = run[["loss", "values", "keys", "queries"]].isel(pair=0)
+    each = xr.DataArray(np.arange(len(drops)), dims="seed")
+    there = weights.isel(seed=each, time=xr.DataArray(index, dims=("seed", "level")))
+    there = there.drop_vars(["time", "step"])
+    effective = xr.dot(there["values"], there["keys"], there["queries"], dim="head")
+    data = xr.Dataset({
+        "loss": called(run["loss"], "training loss"),
+        "values": called(run["values"], "value weights"),
+        "blocks": called(largest_blocks(run), "largest entry of the blocks that theory leaves out"),
+        "plateau_loss": called(there["loss"], "loss inside each plateau"),
+        "plateau_values": called(there["values"], "value weights there"),
+        "plateau_keys": called(there["keys"], "keys there"),
+        "plateau_queries": called(there["queries"], "queries there"),
+        "plateau_effective": called(effective, "Σ v k qᵀ there"),
+    })  # fmt: skip
+    return data.assign(
+        named({
+            "drop_time": (("seed", "component"), drops, "t/τ halfway between levels"),
+            "plateau_time": (("seed", "level"), time[index], "t/τ inside each plateau"),
+        })
+    )  # fmt: skip
 
 
 def learners(values: np.ndarray, time: np.ndarray, drops: np.ndarray) -> np.ndarray:
@@ -235,10 +222,9 @@ def learners(values: np.ndarray, time: np.ndarray, drops: np.ndarray) -> np.ndar
     return heads
 
 
-def _theory_of_drops(
-    prefix: str, values: np.ndarray, time: np.ndarray, drops: np.ndarray, modes: Modes
-) -> dict[str, Variable]:
+def _theory_of_drops(runs: xr.Dataset, modes: Modes) -> xr.Dataset:
     """For the head of every drop: (26), set going at mid-drop, and the paper's duration (73)."""
+    time, values, drops = (runs[name].values for name in ("time", "values", "drop_time"))
     heads = learners(values, time, drops)
     gain, curvature = np.asarray(modes.g), np.asarray(modes.eigenvalue * modes.b)
     half = X_MID / np.asarray(modes.c)
@@ -250,26 +236,27 @@ def _theory_of_drops(
     begins = np.concatenate([np.zeros((len(drops), 1)), drops[:, :-1]], axis=1)
     small = values[seed, np.searchsorted(time, begins).clip(max=len(time) - 1), heads]
     lead = ("seed", "component")
-    return {
-        f"{prefix}drop_head": (lead, heads, "head that makes the drop"),
-        f"{prefix}value_course": (
-            ("seed", "time", "component"),
-            curves * sign[:, None, :],
-            "value weight of the head that makes the drop, from (26)",
-        ),
-        f"{prefix}paper_duration": (
-            lead,
-            np.asarray(paper_duration(small, gain[None, :])),
-            "the paper's plateau durations (68)(73), t/τ",
-        ),
-    }
+    return runs.assign(
+        named({
+            "drop_head": (lead, heads, "head that makes the drop"),
+            "value_course": (
+                ("seed", "time", "component"), curves * sign[:, None, :],
+                "value weight of the head that makes the drop, from (26)",
+            ),
+            "paper_duration": (
+                lead, paper_duration(small, gain[None, :]),
+                "the paper's plateau durations (68)(73), t/τ",
+            ),
+        })
+    )  # fmt: skip
 
 
-def _shown(variables: dict[str, Variable], modes: Modes) -> dict[str, Variable]:
+def _shown(runs: xr.Dataset, modes: Modes) -> dict[str, Variable]:
     """Fig. 3c: keys of one run on each plateau, heads in the order in which they learn (25)."""
-    learners = variables["drop_head"][1][SHOWN_SEED]
+    run = runs.isel(seed=SHOWN_SEED)
+    learners = run["drop_head"].values
     order = [*learners, *(h for h in range(HEADS) if h not in learners)]
-    keys = variables["plateau_keys"][1][SHOWN_SEED][:, order]
+    keys = run["plateau_keys"].values[:, order]
     theory = (np.asarray(modes.right) / np.asarray(modes.c)).T  # rows v_d e_d
     theory = np.pad(theory, [(0, HEADS - len(theory)), (0, 0)])  # the other heads stay at 0
     sign = np.sign(np.sum(keys[-1] * theory, axis=1))
@@ -300,11 +287,13 @@ def _equivalence(task: Task) -> dict[str, Variable]:
     }
 
 
-def _drifts(run: dict[str, np.ndarray]) -> tuple[float, float]:
+def _drifts(run: xr.Dataset) -> tuple[float, float]:
     """Largest change over the run: of ‖k‖² - ‖q‖² and ‖k‖² - v² (79), and of ‖k‖² alone."""
-    keys, queries = (np.sum(run[n] ** 2, axis=(3, 4)) for n in ("keys", "queries"))
-    kept = np.stack([keys - queries, keys - run["values"] ** 2])  # [2, seed, time, head]
-    change = [np.abs(a[..., -1, :] - a[..., 0, :]).max() for a in (kept, keys)]
+    keys = (run["keys"] ** 2).sum(["pair", "row"])
+    queries = (run["queries"] ** 2).sum(["pair", "column"])
+    kept = xr.concat([keys - queries, keys - run["values"] ** 2], "difference")
+    ends = [(a.isel(time=-1, drop=True), a.isel(time=0, drop=True)) for a in (kept, keys)]
+    change = [abs(last - first).max() for last, first in ends]
     return float(change[0]), float(change[1])
 
 
@@ -314,7 +303,9 @@ def _others(marks: np.ndarray, time: np.ndarray, levels: np.ndarray) -> dict[str
 
     def losses(heads: int, rank: int) -> np.ndarray:
         init = Separate.initialiser(task, heads=heads, rank=rank, scale=SCALE)
-        return trained(Population(task), init, Descent(RATE), saveat=marks, seeds=SEEDS)["loss"]
+        return train(Population(task), init, Descent(RATE), saveat=marks, seeds=SEEDS)[
+            "loss"
+        ].values
 
     two = losses(2, RANK)
     drops = drop_times(time, losses(HEADS, task.size), levels)

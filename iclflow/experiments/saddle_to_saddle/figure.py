@@ -10,6 +10,7 @@ from iclflow.plots.style import BENEATH, COLOURS, COLUMN, HEAT, TIME, Picture, s
 
 def draw_fig3(data: xr.Dataset) -> Picture:
     """(a) six seeds, the paper's window and the whole run; (b) value weights; (c) keys."""
+    data = data.sel(source="sequences")
     with style():
         figure = Picture(figsize=(2.08 * COLUMN, 1.62 * COLUMN))
         top, bottom = np.ravel(figure.subfigures(2, 1, squeeze=False, height_ratios=(1, 0.62)))
@@ -33,6 +34,7 @@ def draw_fig3(data: xr.Dataset) -> Picture:
 
 def draw_cover(data: xr.Dataset) -> Picture:
     """The losses of every seed alone, each plateau named by what the model uses on it."""
+    data = data.sel(source="sequences")
     last = data.sizes["level"] - 1
     names = ["nothing", "component 1", *(f"components 1–{m}" for m in range(2, last))]
     with style():
@@ -136,6 +138,7 @@ def plot_keys(figure, data: xr.Dataset) -> None:
 
 def draw_fig7(data: xr.Dataset) -> Picture:
     """Fig. 7: the times t_1 … t_D on one run, and the durations against two predictions."""
+    data = data.sel(source="sequences")
     with style():
         figure = Picture(figsize=(2.08 * COLUMN, 0.78 * COLUMN))
         left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))

@@ -8,8 +8,8 @@ from typing import Any
 
 import xarray as xr
 
-from iclflow.results.choices import require_choice
-from iclflow.study.settings import read_toml
+from iclflow.results.messages import require_choice
+from iclflow.study.study import read_toml
 from iclflow.sweeps.design import Design
 
 FOLDER = Path(__file__).parent

@@ -1,12 +1,49 @@
-"""How a long computation says how far it is: a function to call, and the bar that it may move."""
+"""What is said to the user while something runs: names in messages, and how far the work is.
 
+A message about a wrong name has the nearest one, and the words of others are made harmless before
+they are printed. A long computation calls a function with how far it is, which may move a bar.
+"""
+
+import difflib
 import multiprocessing
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+
+
+def require_choice(name: str, value: Any, allowed: Collection[str]) -> None:
+    """Raise `ValueError` with the nearest name unless `value` is one of those allowed."""
+    if value not in allowed:
+        # The nearest name comes first: the list of all of them may be cut where a line ends.
+        near = nearest(str(value), allowed)
+        raise ValueError(f"unknown {name} {value!r}{near}; there are {', '.join(allowed)}")
+
+
+def nearest(value: str, allowed: Collection[str]) -> str:
+    """A part of a message: "; did you mean 'x'?", or nothing where no name is near."""
+    found = difflib.get_close_matches(value, allowed, n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def printable(text: Any) -> str:
+    r"""A text in which no character can steer the terminal: control characters are escaped.
+
+    Names of tensors, columns and files are others' words. Without this a name could move the
+    cursor, change colours or rewrite a line that has been printed.
+
+    >>> from iclflow.results.messages import printable
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in str(text))
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
 
 Progress = Callable[[float, float], None]  # (done, total), in whatever unit; now and then
 WAIT = 2.0  # seconds after which a bar appears by itself
@@ -34,7 +71,7 @@ def progress_bar(label: str, show: bool | Progress | None = None) -> Iterator[Pr
       the work lasts longer than two seconds; a bar inside another bar and a bar of a worker
       process stay away. A function is called instead of the bar.
 
-    >>> from iclflow.results.progress import progress_bar
+    >>> from iclflow.results.messages import progress_bar
     >>> with progress_bar("counting", show=False) as report:
     ...     for i in range(3):
     ...         report(i + 1, 3)
