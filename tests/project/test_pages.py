@@ -1,9 +1,11 @@
 """What the pages name exists: links, files, functions, options; the site needs no network."""
 
 import argparse
+import importlib
 import importlib.util
 import re
 import tomllib
+import types
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,23 @@ def test_names_of_the_library_exist(page):
         thing = icl
         for part in name.split("."):
             thing = getattr(thing, part)
+
+
+def test_the_api_has_every_public_name_once():
+    """A page of the API asks for one object per heading; none of them is private or twice there."""
+    pages = (ROOT / "docs" / "api").glob("*.md")
+    asked = re.findall(r"^::: (\S+)$", "\n".join(p.read_text("utf-8") for p in pages), flags=re.M)
+    homes = [path.rpartition(".") for path in asked]
+    things = [getattr(importlib.import_module(home), name) for home, _, name in homes]
+    assert not any(part.startswith("_") for path in asked for part in path.split("."))
+    assert len(things) == len({id(thing) for thing in things})
+    public = {name: getattr(icl, name) for name in icl.__all__}
+    missing = [
+        name
+        for name, thing in public.items()
+        if not isinstance(thing, types.ModuleType) and not any(thing is one for one in things)
+    ]
+    assert missing == []
 
 
 def options():
