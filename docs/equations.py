@@ -133,8 +133,8 @@ def index(data: dict[str, dict], code: list[Citation], tests: list[Citation]) ->
                 checked = [tested(c) for c in tests if (c.paper, c.key) == (paper, key)]
                 where = said.holds or f"*not computed: {said.step}*"
                 # A bracket of a formula must not become a link of Markdown.
-                says = said.says.replace("|", "\\|").replace("[", "&#91;")
-                cells = [*numbers, says, where]
+                cells = [*numbers, said.says.replace("[", "&#91;"), where]
+                cells = [cell.replace("|", "\\|") for cell in cells]  # |k| is no column
                 cells += ["<br>".join(dict.fromkeys(used)), "; ".join(dict.fromkeys(checked))]
                 lines.append("| " + " | ".join(cells) + " |")
             lines.append("")
@@ -155,6 +155,7 @@ def linked(citation: Citation) -> str:
     """A link to the API page, where there is one."""
     path = ".".join(filter(None, (citation.module, citation.name)))
     text = citation.name or citation.module.partition(".")[2]
+    text = re.sub(r"(?<=[._])(?=[A-Za-z])", "<wbr>", text)  # where a narrow column may break it
     return f'<autoref identifier="{path}" optional><code>{text}</code></autoref>'
 
 

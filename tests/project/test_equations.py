@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -85,6 +86,8 @@ def test_the_page_has_a_row_for_every_equation():
     page = eq.write((ROOT / "docs" / "equations.md").read_text(encoding="utf-8"))
     rows = [line for line in page.splitlines() if line.startswith(("| (", "| E", "| Section"))]
     assert len(rows) == sum(map(len, KNOWN.values()))
+    columns = {len(re.findall(r"(?<!\\)\|", row)) for row in rows}
+    assert columns == {6, 7}  # a bar of |k| is written \\|, the first paper has two numbers
     row = next(row for row in rows if row.startswith("| (24) | (19) |"))
     assert 'identifier="iclflow.theory.fixed_points.modes.plateau_losses"' in row
     assert "`test_theory_modes` paper levels" in row
