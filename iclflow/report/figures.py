@@ -66,7 +66,7 @@ PAPERS = (
         "2501.16265",
         "One layer of linear attention is trained to predict the label of a query from labelled "
         "examples in its prompt. With merged key and query it is a two-layer linear network, and "
-        "learns in one abrupt drop of the loss; with separate ones it is a sum of three-layer "
+        "learns in one abrupt drop of the loss. With separate ones it is a sum of three-layer "
         "networks, and learns in steps, one principal component of the inputs at a time.",
         _figures(
             "fig1", "fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "fig8", "fig9", "fig10",
@@ -89,10 +89,10 @@ PAPERS = (
         "Several layers of linear attention",
         "beyond the papers",
         "",
-        "What depth adds to the model of the first paper: the loss of L layers at finite D and N, "
-        "the staircase of two layers with its times, power laws, and what becomes of the layers on "
-        "other covariances. The formulas (D1) to (D20) are on the page on depth of the "
-        "documentation.",
+        "Each of L layers takes one step towards the solution of the prompt. Two layers learn every "
+        "component twice, so their loss has up to twice as many drops, whose times are predicted "
+        "too. Depth helps on the inputs of training and makes the model brittle on others. The "
+        "formulas (D1) to (D20) are on the documentation's page on depth.",
         _figures(
             "depth-fig1", "depth-fig2", "depth-fig3", "depth-fig4", "depth-fig5", "depth-fig6",
         ),
@@ -103,8 +103,8 @@ PAPERS = (
         "",
         "For Gaussian inputs the population loss of softmax attention is known to first order in "
         "1/N, in closed form. It shows how long softmax attention waits when its initial weights "
-        "become small. The formulas (S1) to (S12) are on the page on softmax attention of the "
-        "documentation.",
+        "become small. The formulas (S1) to (S12) are on the documentation's page on softmax "
+        "attention.",
         _figures("softmax-fig1"),
     ),
     Paper(

@@ -35,6 +35,14 @@ INPUT = """(e => {
   e.dispatchEvent(new Event("input"));
   e.dispatchEvent(new Event("change"));
 })(document.getElementById("{id}"))"""
+NAMES_ON_THE_CURVE = """(() => {
+  const path = document.querySelector("#loss .theory"), length = path.getTotalLength();
+  const points = [...Array(2000).keys()].map(n => path.getPointAtLength(n / 2000 * length));
+  const within = ({ x, y, width, height }, p) =>
+    p.x > x && p.x < x + width && p.y > y + 2 && p.y < y + height - 1;
+  return [...document.querySelectorAll("#loss .marks .name")]
+    .filter(name => points.some(p => within(name.getBBox(), p))).map(name => name.textContent);
+})()"""
 AUDIT = (Path(__file__).parent / "audit.js").read_text(encoding="utf-8")
 
 
@@ -157,6 +165,7 @@ def test_two_layers_have_levels_of_their_own_start(page, file):
         assert len(run["levels"]) == 5  # each component is learned once in each layer
         np.testing.assert_allclose(run["seen"], run["times"], rtol=0.1)
     assert "2 + 2 heads" in page.evaluate("document.getElementById('loss').textContent")
+    assert page.evaluate(NAMES_ON_THE_CURVE) == []
     assert page.evaluate("document.querySelector('[data-view=strip]').hidden")
     give(page, "field-model", "merged")  # has one layer on the page
     assert setting(page, "layers") == 1

@@ -121,6 +121,23 @@ def test_nothing_is_wider_than_a_phone(page, report):
     assert size >= 14
 
 
+def test_paper_has_whole_figures_and_the_heads_of_the_table(page, report):
+    page.open(report.index.as_uri(), width=717)  # what A4 leaves between its margins
+    page.ask("Emulation.setEmulatedMedia", media="print")
+    style = "getComputedStyle(document.querySelector('{}')).{}"
+    assert page.evaluate(style.format(".paper", "boxShadow")) == "none"
+    assert page.evaluate("document.images[0].clientWidth <= document.body.clientWidth")
+    assert page.evaluate(style.format(".claims thead button", "display")) != "none"
+    assert page.evaluate(style.format("nav", "display")) == "none"
+    page.ask("Emulation.setEmulatedMedia", media="")
+
+
+def test_nothing_sticks_on_a_low_screen(page, report):
+    for height, kind in ((900, "sticky"), (360, "static")):
+        page.open(report.index.as_uri(), height=height)
+        assert page.evaluate("getComputedStyle(document.querySelector('nav')).position") == kind
+
+
 def test_a_figure_that_goes_on_says_so_and_the_navigation_is_as_wide(page, tmp_path):
     figures = [small.figure("a"), small.figure("b", draw=small.HERE.draw_wide)]
     report = build(figures, tmp_path)

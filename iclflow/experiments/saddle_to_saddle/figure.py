@@ -44,7 +44,8 @@ def draw_cover(data: xr.Dataset) -> Picture:
         axes.set_xlim(0.4 * float(data["drop_time"].min()), float(data["time"][-1]))
         for level, name in zip(data["levels"].values, [*names, "least squares"], strict=True):
             axes.annotate(
-                name, (1.0, float(level)), xycoords=("axes fraction", "data"), xytext=(4, 0),
+                name, (1.0, float(level)), xycoords=("axes fraction", "data"),
+                xytext=(4, -4 if name == "least squares" else 0),  # the last two are close
                 textcoords="offset points", va="center", fontsize=8,
             )  # fmt: skip
     return figure

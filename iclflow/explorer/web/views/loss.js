@@ -159,7 +159,9 @@ export class LossView {
       if (shape.kind === "merged" || hidden) return;
       named = { end: at + 10 + 7 * name.length, middle };
       const outside = at + 14 + 7 * name.length > right; // then on the left, free of the plateaus' names
-      const place = { class: "name", x: outside ? at - 9 : at + 10, y: middle + (outside ? 10 : 4) };
+      // The curve comes from the left above a name on the left, and goes on to the right below one on the right.
+      const base = outside ? Math.max(middle + 10, y(stops[m]) + 14) : Math.min(middle + 4, y(stops[m + 1]) - 8);
+      const place = { class: "name", x: outside ? at - 9 : at + 10, y: base };
       if (outside) Object.assign(place, { "text-anchor": "end" });
       marks.push(svg("text", { ...place, style: `fill: ${textColour(componentOf(setup, drop))}` }, name));
     });
