@@ -89,7 +89,7 @@ PAPERS = (
         "Several layers of linear attention",
         "beyond the papers",
         "",
-        "Each of L layers takes one step towards the solution of the prompt. Two layers learn every "
+        "Each of L layers takes one step towards the solution of the prompt. Two layers learn each "
         "component twice, so their loss has up to twice as many drops, whose times are predicted "
         "too. Depth helps on the inputs of training and makes the model brittle on others. The "
         "formulas (D1) to (D20) are on the documentation's page on depth.",
