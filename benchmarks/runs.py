@@ -211,7 +211,7 @@ def draw(points, path):
     figure, axis = plt.subplots(figsize=(5.2, 3.4), layout="constrained")
     labels = {
         "vmap": "Tsit5, Diffrax under vmap",
-        "fused": "Tsit5, fused (C++)",
+        "fused": "as chosen, fused (C++)",
         "implicit": "Rodas5P, fused (C++)",
     }
     for (name, found), mark, colour in zip(

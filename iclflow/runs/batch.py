@@ -29,7 +29,7 @@ from iclflow.tasks.checks import RESERVE, device_bytes, shown
 SMALL = 4096  # numbers in a loss that is copied for each run rather than trained by itself
 PIECES = 12  # of a run, between which progress is shown and Ctrl-C works
 MANY_PIECES = 256  # of a run that takes long: what a kill can lose
-BRIEF, LONG = 0.25, 60.0  # seconds: a run in one piece is shorter; one in many takes longer
+BRIEF, LONG = 1.0, 60.0  # seconds: a run in one piece is shorter; one in many takes longer
 SAVE_EVERY = 5.0  # seconds between two states on disk, so that saving never costs much
 
 

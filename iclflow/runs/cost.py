@@ -38,7 +38,7 @@ from iclflow.runs.fused.engine import CPP, CUDA, VMAP, Fused, available
 from iclflow.tasks.task import Task
 
 COPIES = 8  # of the weights in memory: gradients, the optimiser's state, what a step needs
-FLOW_STEPS = 2000.0  # steps of a solver, roughly, however long the time that it crosses
+FLOW_STEPS = 700.0  # steps of a solver, roughly, however long the time that it crosses
 FLOW_GRADIENTS = 7  # gradients in one of them
 WORTH_A_PROBE = 5.0  # seconds of work; for less the built-in speeds are good enough
 # Bytes of the runs that a core advances together under `vmap`, so that they stay in its caches.

@@ -10,8 +10,8 @@ loop. Integers and bools must agree exactly, reals to 1e-12 (single precision: 1
     python tests/helpers/fused_fuzz.py --flows 500
 
 does the same with flows: random smooth slopes, by the fused flow and by the same solver written
-out in NumPy, one run after the other. They agree to 1e-9 (single precision: 1e-3). With
-`--implicit` the steps are those of stiff flows, and the random slopes are gradients.
+out in NumPy, one run after the other. They agree to 1e-9 (single precision: 1e-3). `--pair` says
+which solver: Tsit5, ROCK4, or Rodas5P, for which the random slopes are gradients.
 """
 
 import argparse
@@ -23,7 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from iclflow.runs.fused import cpp, cuda, flow_cpp, flow_cuda, rodas5p, tsit5
+from iclflow.runs.fused import cpp, cuda, flow_cpp, flow_cuda, rock4, rodas5p, tsit5
+from iclflow.runs.fused.flow_cpp import ROCK4, RODAS5P, TSIT5
 from iclflow.runs.fused.program import trace, write
 from iclflow.runs.fused.steps_cpp import REFUSED
 from iclflow.runs.fused.values import CannotFuse
@@ -380,6 +381,28 @@ def explicit_step(slope, y, k0, h, kind):
     return at, k[-1], error, inside
 
 
+def stabilised_step(slope, y, k0, h, kind):
+    """The same by the stabilised pair of Abdulle, with the cubic of Hermite inside the step."""
+    before, at = y, np.asarray(y + h * rock4.FIRST * k0, kind)
+    for mu, kappa in rock4.RECURRENCE:
+        after = h * mu * slope(at) + (1 + kappa) * at - kappa * before
+        before, at = at, np.asarray(after, kind)
+    k = []
+    for row in rock4.A:
+        moved = at + h * sum(a * b for a, b in zip(row, k, strict=True))
+        k.append(slope(np.asarray(moved, kind)))
+    end = np.asarray(at + h * sum(b * x for b, x in zip(rock4.END, k, strict=True)), kind)
+    k.append(slope(end))
+    error = h * sum(e * x for e, x in zip(rock4.ERROR, k, strict=True))
+
+    def inside(theta):
+        left, right = (1 - theta) ** 2, theta**2
+        weights = left * (1 + 2 * theta) * y + right * (3 - 2 * theta) * end
+        return weights + h * (left * theta * k0 - right * (1 - theta) * k[-1])
+
+    return end, k[-1], error, inside
+
+
 def implicit_step(slope, jacobian, y, h, kind):
     """The same by Rodas5P; the error is infinite where the matrix is not positive."""
     matrix, u = np.eye(y.size) - h * rodas5p.GAMMA * jacobian(y), []
@@ -399,11 +422,12 @@ def implicit_step(slope, jacobian, y, h, kind):
     return end, slope(end), error, inside
 
 
-def written_out(slope, y, tolerance, kind, jacobian=None):
-    """The weights at the targets, by steps with proportional and integral control.
+def written_out(slope, y, tolerance, kind, pair=TSIT5, jacobian=None):
+    """The weights at the targets, by steps of a pair with proportional and integral control.
 
     - `jacobian`: of the slope, where the steps are implicit.
     """
+    order = {TSIT5: tsit5, ROCK4: rock4, RODAS5P: rodas5p}[pair].ORDER
     norm = lambda x, scale: np.sqrt(np.mean((x / scale) ** 2))  # noqa: E731
     ground = max(np.sqrt(np.mean(np.square(y, dtype=float))), np.finfo(kind).tiny)
     t, last, found, mark = 0.0, 0.0, [], 0
@@ -411,13 +435,14 @@ def written_out(slope, y, tolerance, kind, jacobian=None):
     rise, weight = norm(k0, size), norm(y, size)
     trial = 1e-6 if min(rise, weight) < 1e-5 else 0.01 * weight / rise
     most = max(rise, norm(slope(np.asarray(y + trial * k0, kind)) - k0, size) / trial)
-    h = max(1e-6, trial * 1e-3) if most <= 1e-15 else (0.01 / most) ** 0.2
+    h = max(1e-6, trial * 1e-3) if most <= 1e-15 else (0.01 / most) ** (1 / order)
     h = min(100 * trial, h)
     while mark < len(TARGETS) and TARGETS[mark] <= t:
         found, mark = [*found, y], mark + 1
     while mark < len(TARGETS):
-        if jacobian is None:
-            at, k1, error, inside = explicit_step(slope, y, k0, h, kind)
+        if pair != RODAS5P:
+            step = explicit_step if pair == TSIT5 else stabilised_step
+            at, k1, error, inside = step(slope, y, k0, h, kind)
         else:
             at, k1, error, inside = implicit_step(slope, jacobian, y, h, kind)
         scale = tolerance * (ground + np.maximum(np.abs(y), np.abs(at)))
@@ -427,7 +452,7 @@ def written_out(slope, y, tolerance, kind, jacobian=None):
             theta = (TARGETS[mark] - t) / h
             found, mark = [*found, np.asarray(inside(theta), kind)], mark + 1
         logarithm = np.log2(np.clip(square, 1e-20, 1e20))
-        factor = tsit5.SAFETY * 2 ** (0.04 * last - 0.07 * logarithm)
+        factor = tsit5.SAFETY * 2 ** ((0.2 * last - 0.35 * logarithm) / order)
         factor = np.clip(factor, tsit5.SMALLEST, tsit5.LARGEST if square < 1 else tsit5.SAFETY)
         if square < 1:
             t, y, k0, last = t + h, at, k1, logarithm
@@ -435,7 +460,7 @@ def written_out(slope, y, tolerance, kind, jacobian=None):
     return np.stack(found)
 
 
-def compare_flow(one, tolerance, engine, options=(), implicit=False):
+def compare_flow(one, tolerance, engine, options=(), pair=TSIT5):
     """(target, run) -> weights, by the fused flow and written out."""
     states, shared, slope = one
     leaves = [*shared, *(a[0] for a in states)]
@@ -458,7 +483,8 @@ def compare_flow(one, tolerance, engine, options=(), implicit=False):
     given = {i: a.reshape(-1) for i, a in enumerate(shared)}
     given |= {count + i: a for i, a in enumerate(flat)}
     ground = np.sqrt(np.mean(np.square(start, dtype=float), axis=1))
-    course = flow_cpp.Course(*np.zeros((4, FLOWS)), np.full(FLOWS, np.inf if implicit else 0.0))
+    crawled = np.full(FLOWS, np.inf if pair == RODAS5P else 0.0)
+    course = flow_cpp.Course(*np.zeros((4, FLOWS)), crawled)
     module = flow_cpp if engine == "C++" else flow_cuda
     found = module.advance(
         traced,
@@ -470,6 +496,7 @@ def compare_flow(one, tolerance, engine, options=(), implicit=False):
         10_000,
         (np.full(FLOWS, tolerance), ground),
         np.ones(FLOWS, bool),
+        loose=np.full(FLOWS, pair == ROCK4),
         **({"cores": 1, "options": options} if engine == "C++" else {}),
     )
     ends = np.cumsum([a.shape[1] for a in flat])[:-1]
@@ -483,19 +510,19 @@ def compare_flow(one, tolerance, engine, options=(), implicit=False):
         parts = [p.reshape(a[0].shape) for p, a in zip(jnp.split(y, ends), states, strict=True)]
         return jnp.concatenate([jnp.ravel(a) for a in rise(*map(jnp.asarray, shared), *parts)[1:]])
 
-    bent = jax.jit(jax.jacfwd(joined)) if implicit else None
-    wanted = np.stack([written_out(slopes, y, tolerance, kind, bent) for y in start])
+    bent = jax.jit(jax.jacfwd(joined)) if pair == RODAS5P else None
+    wanted = np.stack([written_out(slopes, y, tolerance, kind, pair, bent) for y in start])
     assert not np.asarray(found.odd).any()
     return np.asarray(found.seen), wanted
 
 
-def fuzz_flows(count, seed=0, engine="C++", options=("-O1",), implicit=False):
+def fuzz_flows(count, seed=0, engine="C++", options=("-O1",), pair=TSIT5):
     """The seeds of random flows that the fused loop and the solver written out follow apart."""
     apart = []
     for number in range(seed, seed + count):
-        one = flow_program(number, implicit)
+        one = flow_program(number, pair == RODAS5P)
         single = one[0][0].dtype == np.float32
-        ours, theirs = compare_flow(one, 1e-3 if single else 1e-7, engine, options, implicit)
+        ours, theirs = compare_flow(one, 1e-3 if single else 1e-7, engine, options, pair)
         near = 1e-3 if single else 1e-9
         if not np.allclose(ours, theirs, rtol=near, atol=near):
             apart.append((number, float(np.abs(ours - theirs).max())))
@@ -508,11 +535,14 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine", default="CUDA" if jax.default_backend() == "gpu" else "C++")
     parser.add_argument("--flows", type=int, default=0, help="random flows instead of programs")
-    parser.add_argument("--implicit", action="store_true", help="flows by implicit steps")
+    parser.add_argument("--pair", choices=(TSIT5, ROCK4, RODAS5P), default=TSIT5)
     args = parser.parse_args(argv)
     if args.flows:
-        apart = fuzz_flows(args.flows, args.seed, args.engine, implicit=args.implicit)
-        print(f"{args.flows} flows ran fused ({args.engine}), {len(apart)} differ", *apart[:10])
+        apart = fuzz_flows(args.flows, args.seed, args.engine, pair=args.pair)
+        print(
+            f"{args.flows} flows ran fused ({args.engine}, {args.pair}), {len(apart)} differ",
+            *apart[:10],
+        )
         return 1 if apart else 0
     ran, reasons, wrong = fuzz(args.programs, args.seed, args.engine)
     for number, leaf, ours, theirs in wrong[:10]:

@@ -13,6 +13,7 @@ from iclflow.models import draw_models
 from iclflow.runs import cost
 from iclflow.runs.device import vmapped
 from iclflow.runs.fused import cpp, engine, flow_cpp, rodas5p
+from iclflow.runs.fused.flow_cpp import ROCK4, RODAS5P
 from iclflow.theory import conserved_quantities
 from tests.helpers.fused_fuzz import fuzz_flows, implicit_step
 
@@ -179,12 +180,12 @@ def test_conserved_quantities_drift_no_more_than_by_diffrax():
 def test_the_engine_is_named_and_says_why_it_is_another(monkeypatch):
     monkeypatch.setattr(engine, "available", lambda: engine.CPP)
     monkeypatch.setattr(cost, "worth_compiling", lambda *_: True)
-    options = {"saveat": [0.0, 400.0], "seeds": 3, "record": ["loss"]}
+    options = {"saveat": [0.0, 2000.0], "seeds": 3, "record": ["loss"]}
     swept = lambda flow, init=SEPARATE: icl.sweep(TASK, init, flow, **options)  # noqa: E731
     implicit = swept(icl.Flow(1e-6, solver=IMPLICIT))
     assert implicit.attrs["engine"] == "fused (C++, Rosenbrock)"
     stiff = swept(icl.Flow(1e-6))
-    assert stiff.attrs["engine"] == "fused (C++, Rosenbrock where stiff)"
+    assert stiff.attrs["engine"] == "fused (C++, ROCK4, Rosenbrock where stiff)"
     np.testing.assert_allclose(stiff["loss"], implicit["loss"], rtol=1e-5)
     parts = parts_of(icl.Flow(solver=IMPLICIT))
     fused = engine.Fused.of(*parts, (False, False))
@@ -217,10 +218,10 @@ def test_patience_is_the_price_of_the_implicit_steps():
 def test_where_the_implicit_loop_does_not_compile_steps_stay_explicit(monkeypatch):
     parts, compiled = parts_of(icl.Flow(1e-6)), flow_cpp.compiled
 
-    def refusing(program, zeros, options=(), implicit=False):
-        if implicit:
+    def refusing(program, zeros, options=(), pair=ROCK4):
+        if pair == RODAS5P:
             raise engine.CannotFuse("no")
-        return compiled(program, zeros, options)
+        return compiled(program, zeros, options, pair)
 
     monkeypatch.setattr(flow_cpp, "compiled", refusing)
     found = advance(parts)
@@ -232,9 +233,9 @@ def test_where_the_implicit_loop_does_not_compile_steps_stay_explicit(monkeypatc
 
 @pytest.mark.long
 def test_random_stiff_flows_are_those_of_the_solver_written_out():
-    assert fuzz_flows(2, 0, implicit=True) == []
+    assert fuzz_flows(2, 0, pair=RODAS5P) == []
 
 
 @pytest.mark.slow
 def test_very_many_random_stiff_flows_are_those_of_the_solver_written_out():
-    assert fuzz_flows(104, 2, implicit=True) == []
+    assert fuzz_flows(104, 2, pair=RODAS5P) == []

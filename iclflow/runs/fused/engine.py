@@ -24,6 +24,9 @@ from iclflow.runs.fused.values import CannotFuse
 
 VMAP, CPP, CUDA = "vmap", "C++", "CUDA"
 ROSENBROCK = ", Rosenbrock"
+# From this tolerance on, the eight stages of a stabilised step pay. Where accuracy bounds the step,
+# at smaller ones, a higher order does.
+LOOSE = 3e-8
 WIDEST = 256  # numbers of a run: beyond, registers and compilers give up
 OFFSETS = 2**31  # a kernel counts its numbers and its steps in 32 bits
 SMALLEST = 1e-30  # initial weights of a flow: its errors are compared in single precision
@@ -62,7 +65,7 @@ class Fused:
             for part, mine in parts
         )
         if isinstance(dynamics, Flow):
-            return FusedFlow((loss, state.model), dynamics.implicit)
+            return FusedFlow((loss, state.model), dynamics)
         for name in dynamics.shared:
             state = eqx.tree_at(lambda s, n=name: getattr(s, n), state, False)
         return cls((loss, dynamics, state))
@@ -99,14 +102,14 @@ class Fused:
         """Compile the loop. None, or the reason why it cannot be compiled."""
         self.record = record
         try:
-            self._compile(self.program(parts, record), self.zeros(parts, record), parts[2].running)
+            self._compile(self.program(parts, record), self.zeros(parts, record), parts)
         except Exception as error:
             return reason_of(error)
         return None
 
-    def _compile(self, program: Program, zeros: Any, running: Any) -> None:
+    def _compile(self, program: Program, zeros: Any, parts: tuple[Any, Any, Any]) -> None:
         if self.engine == CUDA:
-            [device] = running.devices()
+            [device] = parts[2].running.devices()
             cuda.compiled(program, zeros, device.local_hardware_id)
         else:
             cpp.compiled(program, zeros)
@@ -149,25 +152,39 @@ class FusedFlow(Fused):
 
     - `implicit`: whether the solver is `Rosenbrock`. Otherwise steps are explicit, and only a run
       that stability holds up for too long goes on by implicit ones.
+    - `free`: whether no solver is given. Then steps at loose tolerances are stabilised.
     """
 
-    def __init__(self, own: Any, implicit: bool = False) -> None:
+    def __init__(self, own: Any, flow: Flow) -> None:
         """For parts whose arrays are shared in this way."""
         super().__init__(own)
-        self.implicit = implicit
-        self.note = ROSENBROCK if implicit else ""
+        self.implicit, self.free = flow.implicit, flow.solver is None
+        self.note = ROSENBROCK if self.implicit else ""
+
+    def loose(self, tolerance: Any) -> np.ndarray:
+        """Which runs make stabilised steps."""
+        return np.asarray(np.logical_and(self.free, np.asarray(tolerance) >= LOOSE))
+
+    def pairs(self, tolerance: Any) -> list[str]:
+        """What makes the steps of runs of these tolerances at first."""
+        if self.implicit:
+            return [flow_cpp.RODAS5P]
+        loose = self.loose(tolerance)
+        return [flow_cpp.ROCK4] * bool(loose.any()) + [flow_cpp.TSIT5] * bool(not loose.all())
 
     def traced(self, parts: tuple[Any, Any, Any]) -> Any:
         """Loss and weights: a slope depends on neither tolerance nor time."""
         loss, _, state = parts
         return loss, state.model
 
-    def _compile(self, program: Program, zeros: Any, running: Any) -> None:
-        if self.engine == CUDA:
-            [device] = running.devices()
-            flow_cuda.compiled(program, zeros, device.local_hardware_id)
-        else:
-            flow_cpp.compiled(program, zeros, implicit=self.implicit)
+    def _compile(self, program: Program, zeros: Any, parts: tuple[Any, Any, Any]) -> None:
+        _, dynamics, state = parts
+        for pair in self.pairs(dynamics.tolerance):
+            if self.engine == CUDA:
+                [device] = state.running.devices()
+                flow_cuda.compiled(program, zeros, device.local_hardware_id, pair)
+            else:
+                flow_cpp.compiled(program, zeros, pair=pair)
 
     def patience(self, program: Program, zeros: Any, tolerance: np.ndarray) -> np.ndarray:
         """The explicit steps in a row that stability may bound before a run makes implicit ones.
@@ -179,10 +196,10 @@ class FusedFlow(Fused):
         if not_dense(program, self.engine) is not None:
             return np.full(tolerance.shape, np.inf)
         slope = sum(getattr(line, "operations", 0) for line in write(program, zeros).step)
-        explicit = 6 * slope + 2 * 33 * width
+        each = np.where(self.loose(tolerance), 8 * slope + 2 * 30 * width, 6 * slope + 66 * width)
         implicit = 8 * (slope + 4 * width**2 + 18 * width) + width**3 / 3 + 4 * width**2
-        steps = CROSSING * tolerance**-0.2 * implicit / explicit
-        return steps + COMPILING / (explicit * self.runs)
+        steps = CROSSING * tolerance**-0.2 * implicit / each
+        return steps + COMPILING / (each * self.runs)
 
     def _advance(
         self, parts: tuple[Any, Any, Any], marks: np.ndarray, record: dict[str, Callable]
@@ -203,18 +220,22 @@ class FusedFlow(Fused):
         zeros, how = self.zeros(parts, record or self.record), (targets, dynamics.max_steps)
         start: Any = ({i: leaves[i] for i in program.read}, ahead, course)
         tolerances, running = (tolerance, ground), state.running
-        loop: Any = flow_cuda.advance
+        loose = self.loose(tolerance)
+        loop: Any = functools.partial(flow_cuda.advance, loose=loose)
         if self.engine == CPP:
             start, tolerances, running = jax.tree.map(np.asarray, (start, tolerances, running))
             patience = self.patience(program, zeros, tolerances[0])
-            loop = functools.partial(flow_cpp.advance, cores=cores(), patience=patience)
+            known: dict[str, Any] = {"cores": cores(), "loose": loose, "patience": patience}
+            loop = functools.partial(flow_cpp.advance, **known)
         found = loop(program, *start, zeros, *how, tolerances, running)
         if (odd := found.odd).any():  # 0·∞ is NaN: those runs again, without dropping zeros
             again = loop(program, *start, None, *how, tolerances, running & odd)
             chosen = lambda a, b: jnp.where(odd.reshape(-1, *[1] * (a.ndim - 1)), b, a)  # noqa: E731
             found = jax.tree.map(chosen, found, again)
-        if not self.implicit and np.isinf(np.asarray(found.course.crawled)).any():
-            self.note = f"{ROSENBROCK} where stiff"
+        if not self.implicit:
+            self.note = "".join(f", {pair}" for pair in self.pairs(tolerance))
+            if np.isinf(np.asarray(found.course.crawled)).any():
+                self.note += f"{ROSENBROCK} where stiff"
         whole = found.seen if len(times) == len(marks) else found.seen[:, place]
         seen = _recorded(program, whole) if record else {}
         return Advanced(_flowed(state, found._replace(seen=None)), seen)

@@ -33,7 +33,7 @@ from iclflow.runs.fused.cpp import (
 from iclflow.runs.fused.jacobian import jacobian
 from iclflow.runs.fused.program import Program, Written, write
 from iclflow.runs.fused.rules import FUNCTIONS
-from iclflow.runs.fused.tsit5 import CONTROL
+from iclflow.runs.fused.tsit5 import control
 from iclflow.runs.fused.values import CannotFuse, Statement
 
 VECTOR = 64  # bytes of the weights of a lane block in a row: one vector of the widest processors
@@ -42,17 +42,19 @@ BITS = """
 FUNCTION whole bits_of(double x) { whole found; std::memcpy(&found, &x, 8); return found; }
 FUNCTION double real_of(whole x) { double found; std::memcpy(&found, &x, 8); return found; }
 """
+# The pairs of a fused flow: explicit, stabilised, linearly implicit.
+TSIT5, ROCK4, RODAS5P = "Tsit5", "ROCK4", "Rodas5P"
 # The ends of a run, in the order of `RESULTS_OF_FLOW` in the engine.
 FINISHED, STEP_LIMIT, DIVERGED, STIFF = range(4)
-# Every so many steps, a run is asked how stiff it is; explicit steps are stable up to 3.5. `crawl`
-# counts the steps since the last answer that stability did not bound the step.
-EVERY, STABLE = 64, 2.0
+# Every so many steps, a run is asked how stiff it is. `crawl` counts the steps since the last
+# answer that stability did not bound the step.
+EVERY = 64
 ASK = f"""
 bool crawls[LANES];
 for (int lane = 0; lane < LANES; lane++) {{
     crawls[lane] = run[lane] >= 0 && block.keep[lane] > 0
         && whole(flow->crawl[lane] + 1) % {EVERY} == 0;
-    if (crawls[lane] && !(block.h[lane] * stiffness(block, lane) > {STABLE})) {{
+    if (crawls[lane] && !(stiffness(block, lane) > STABLE)) {{
         flow->crawl[lane] = -1;
         crawls[lane] = false;
     }}
@@ -88,10 +90,10 @@ def weight_rows(program: Program, written: Written) -> dict[str, int]:
     return found
 
 
-def source(program: Program, written: Written, implicit: bool = False, zeros: Any = None) -> str:
+def source(program: Program, written: Written, pair: str = TSIT5, zeros: Any = None) -> str:
     """The whole C++ program.
 
-    - `implicit`: whether its steps are linearly implicit; the Jacobian drops the `zeros` then.
+    - `pair`: the one that makes its steps; the Jacobian of implicit ones drops the `zeros`.
     """
     real, seen = weight_type(program), np.dtype(program.dtype).name
     leaves = {name: program.leaves[i] for i, name in written.arrays.items()}
@@ -138,14 +140,14 @@ def source(program: Program, written: Written, implicit: bool = False, zeros: An
             "Looks",
         ),
     ]
-    if implicit:
+    if pair == RODAS5P:
         entries = jacobian(program, written, zeros)
         steps = steps_cpp.implicit(width, real, written, entries, places)
     else:
-        steps = steps_cpp.explicit(width, real)
+        steps = {TSIT5: steps_cpp.explicit, ROCK4: steps_cpp.stabilised}[pair](width, real)
     between = "from.y[row][lane]"
-    for j in range(steps.stages):
-        between = f"multiply_add(dense[{j}], from.k[{j}][row][lane], {between})"
+    for j, (_, what) in enumerate(steps.dense):
+        between = f"multiply_add(dense[{j}], {what}, {between})"
     load, keep, fill = [], [], []
     for name, row in rows.items():
         size = leaves[name].size
@@ -183,9 +185,10 @@ def source(program: Program, written: Written, implicit: bool = False, zeros: An
 typedef {real} real;
 constexpr int LANES = {lanes(program)}, WEIGHTS = {width}, SEEN = {program.seen_count};
 constexpr bool DROPS = {drops};
+constexpr double STABLE = {steps.stable if steps.stiffness else 0};
 {FUNCTIONS}
 {BITS}
-{CONTROL}
+{control(steps.order)}
 {PRODUCT if program.matrices else ""}
 {given.struct("Given")}
 {scratch.struct("Scratch")}
@@ -276,7 +279,7 @@ static double norm(
 static __attribute__((noinline, optimize("no-tree-vectorize"))) void interpolate(
         const Block& from, int lane, double time, real (*to)[LANES], int column) {{
     const double size = from.h[lane], theta = (time - from.t[lane]) / size;
-    const real dense[{steps.stages}] = {{{", ".join(steps.dense)}}};
+    const real dense[] = {{{", ".join(factor for factor, _ in steps.dense)}}};
     for (int row = 0; row < WEIGHTS; row++) to[row][column] = {between};
 }}
 struct Flow {{
@@ -364,7 +367,7 @@ extern "C" void flow(whole* queue, whole runs, whole count, whole limit, const d
     for (int lane = 0; lane < LANES; lane++) run[lane] = -1;
     bool more = true;
     for (;;) {{
-        bool fresh[LANES], trial[LANES], starts = false, goes = false;
+        bool fresh[LANES], trial[LANES], starts = false, tries = false, goes = false;
         for (int lane = 0; lane < LANES; lane++) {{
             fresh[lane] = trial[lane] = false;
             while (more && run[lane] < 0) {{
@@ -384,6 +387,7 @@ extern "C" void flow(whole* queue, whole runs, whole count, whole limit, const d
                 }}
                 fresh[lane] = starts = true;
                 trial[lane] = !(size[n] > 0);
+                tries |= trial[lane];
             }}
             goes |= run[lane] >= 0;
         }}
@@ -404,7 +408,7 @@ extern "C" void flow(whole* queue, whole runs, whole count, whole limit, const d
                     block.at[row][lane] =
                         block.y[row][lane] + real(step[lane]) * block.k[0][row][lane];
             }}
-            slope(block, shared, block.at, block.error);
+            if (tries) slope(block, shared, block.at, block.error);
             for (int lane = 0; lane < LANES; lane++) {{
                 if (!trial[lane]) continue;
                 const double change = norm(block, block.error, block.k[0], lane) / step[lane];
@@ -457,11 +461,11 @@ def _compiled(
     program: Program,
     zeros: tuple[bytes, ...] | None,
     options: tuple[str, ...],
-    implicit: bool,
+    pair: str,
 ) -> Callable[..., None] | CannotFuse:
     """The loop, or why there is none: a compiler that fails is not called twice."""
     try:
-        found = library(source(program, write(program, zeros), implicit, zeros), options)
+        found = library(source(program, write(program, zeros), pair, zeros), options)
     except CannotFuse as reason:
         return reason
 
@@ -478,10 +482,10 @@ def compiled(
     program: Program,
     zeros: tuple[bytes, ...] | None,
     options: tuple[str, ...] = (),
-    implicit: bool = False,
+    pair: str = TSIT5,
 ) -> Callable[..., None]:
-    """The loop of a program; `CannotFuse` if the compiler fails or takes too long."""
-    found = _compiled(program, zeros, options, implicit)
+    """The loop of a program by a pair; `CannotFuse` if the compiler fails or takes too long."""
+    found = _compiled(program, zeros, options, pair)
     if isinstance(found, CannotFuse):
         raise found
     return found
@@ -533,6 +537,7 @@ def advance(
     tolerances: tuple[np.ndarray, np.ndarray],
     running: np.ndarray,
     cores: int,
+    loose: np.ndarray | bool = False,
     patience: np.ndarray | float = np.inf,
     options: tuple[str, ...] = (),
 ) -> Flowed:
@@ -546,6 +551,7 @@ def advance(
     - `tolerances`: relative tolerance and the weight that makes it absolute, one per run.
     - `running`: which runs have not failed before.
     - `cores`: the number of threads.
+    - `loose`: which runs make stabilised steps.
     - `patience`: the explicit steps in a row that stability may bound; a run that makes more goes
       on by implicit steps.
     - `options`: more options for the compiler.
@@ -558,15 +564,16 @@ def advance(
     record = np.empty((runs, count, program.seen_count), program.dtype)
     ends, odd = np.zeros(runs, np.int8), np.zeros(runs, bool)
     running, stiff = np.asarray(running, bool), np.isinf(course.crawled)
+    loose = np.asarray(loose, bool)
     record[~running] = np.nan
     begun, looked = np.zeros((2, runs), np.int64)
     state = (*course, begun, looked, ends, odd, record, *weights, *fixed, *ahead)
     times, workers = np.asarray(targets, np.float64), max(1, min(cores, -(-runs // lanes(program))))
 
-    def call(implicit: bool, goes_on: np.ndarray, patience: Any) -> None:
+    def call(pair: str, goes_on: np.ndarray, patience: Any) -> None:
         if not goes_on.any():
             return
-        loop, queue = compiled(program, zeros, options, implicit), np.zeros(1, np.int64)
+        loop, queue = compiled(program, zeros, options, pair), np.zeros(1, np.int64)
         known = (goes_on, *tolerances, np.broadcast_to(patience, runs))
         kinds = (bool, np.float64, np.float64, np.float64)
         known = tuple(np.ascontiguousarray(a, k) for a, k in zip(known, kinds, strict=True))
@@ -575,14 +582,16 @@ def advance(
             for job in [pool.submit(loop, *given) for _ in range(workers)]:
                 job.result()
 
-    call(False, running & ~stiff, patience)
+    call(ROCK4, running & ~stiff & loose, patience)
+    call(TSIT5, running & ~stiff & ~loose, patience)
     crawling = running & (ends == STIFF)
     course.crawled[crawling] = np.inf
     try:
-        call(True, running & (stiff | crawling), np.inf)
+        call(RODAS5P, running & (stiff | crawling), np.inf)
     except CannotFuse:
         if (running & stiff).any():
             raise
         course.crawled[crawling] = 0.0
-        call(False, crawling, np.inf)
+        call(ROCK4, crawling & loose, np.inf)
+        call(TSIT5, crawling & ~loose, np.inf)
     return Flowed(weights, ahead, course, record, ends, odd)

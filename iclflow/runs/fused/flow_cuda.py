@@ -1,9 +1,9 @@
 """The fused flow as one CUDA kernel (CuPy): one thread per run, each with a step of its own.
 
 The slopes of a step are more numbers than a thread has registers. They lie in the thread's local
-memory, which the first cache of the processor holds. The slope is a function that is called and
-never copied, so that the compiler sees it once. A thread whose run is over takes the next run that
-nobody has begun.
+memory, of which the first cache of the processor holds what a stage needs. The slope is a function
+that is called and never copied, so that the compiler sees it once; what the stages of a step differ
+in is a table (`steps_cuda`). A thread whose run is over takes the next run that nobody has begun.
 """
 
 import functools
@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from iclflow.runs.fused import steps_cuda
 from iclflow.runs.fused.cpp import indented, type_names
 from iclflow.runs.fused.cuda import (
     BLOCK,
@@ -30,7 +31,9 @@ from iclflow.runs.fused.cuda import (
 from iclflow.runs.fused.flow_cpp import (
     DIVERGED,
     FINISHED,
+    ROCK4,
     STEP_LIMIT,
+    TSIT5,
     Course,
     Flowed,
     weight_rows,
@@ -38,8 +41,7 @@ from iclflow.runs.fused.flow_cpp import (
 )
 from iclflow.runs.fused.program import Program, Written, write
 from iclflow.runs.fused.rules import FUNCTIONS
-from iclflow.runs.fused.steps_cpp import dense_weights
-from iclflow.runs.fused.tsit5 import CONTROL, DENSE, ERROR, A
+from iclflow.runs.fused.tsit5 import control
 from iclflow.runs.fused.values import CannotFuse
 
 THREADS = 64  # of a block; those that share a matrix are as many as in `cuda`
@@ -55,8 +57,8 @@ def threads(program: Program) -> int:
     return BLOCK if program.matrices else THREADS
 
 
-def source(program: Program, written: Written) -> str:
-    """The kernel."""
+def source(program: Program, written: Written, pair: str = TSIT5) -> str:
+    """The kernel, by the steps of a pair."""
     real, seen = weight_type(program), np.dtype(program.dtype).name
     leaves = {name: program.leaves[i] for i, name in written.arrays.items()}
     kinds = {name: np.dtype(leaf.dtype).name for name, leaf in leaves.items()}
@@ -74,14 +76,32 @@ def source(program: Program, written: Written) -> str:
         for n, leaf in fixed.items()
         for j in range(leaf.size)
     ]
-    inside = [f"real {name} = 0;" for name in weights]
-    inside += [
+    steps = {TSIT5: steps_cuda.explicit, ROCK4: steps_cuda.stabilised}[pair]("real")
+    start = [f"real {name} = 0;" for name in weights]
+    add = [f"    {n} = multiply_add(c, from[{row}], {n});" for n, row in weights.items()]
+    inside = [
+        *start,
+        "#pragma unroll 2",
+        "for (int j = 0; j < TERMS[stage]; j++) {",
+        "    const real c = multiply_add(step, WIDTH[stage][j], FIXED[stage][j]);",
+        "    const real* const from = v[ROW[stage][j]];",
+        *add,
+        "}",
+        "if (KEEP[stage] >= 0) {",
+        "    real* const at = v[KEEP[stage]];",
+        *(f"    at[{row}] = {n};" for n, row in weights.items()),
+        "}",
+        "real* const dy = v[TO[stage]];",
+    ]
+    between = [
+        *start,
         "#pragma unroll 2",
         "for (int j = 0; j < terms; j++) {",
-        "    const real c = of_k[j];",
+        "    const real c = of_row[j];",
+        "    const real* const from = v[DENSE[j]];",
+        *add,
+        "}",
     ]
-    inside += [f"    {n} = multiply_add(c, k[j][{row}], {n});" for n, row in weights.items()]
-    inside += ["}", *(f"{n} = multiply_add(step, {n}, y[{row}]);" for n, row in weights.items())]
     slopes = [f"dy[{weights[name]}] = {value.expression};" for name, value in written.after.items()]
     shows = [
         f"shown[{j} * of.runs] = finite_({value.expression}) ? {seen}({value.expression}) : "
@@ -104,11 +124,30 @@ def source(program: Program, written: Written) -> str:
         begin.append(f"{each} y[{row} + j] = (size[run] > 0 ? {name}_ahead : {name}){place};")
         keep.append(f"{each} {name}_ahead{place} = y[{row} + j];")
         fill.append(f"{each} {name}{place} = y[{row} + j];")
-    table = ", ".join(f"{{{', '.join(map(repr, row or [1.0]))}}}" for row in A)
-    dense = ", ".join(dense_weights("real"))
-    inside_step = _combined([f"dense[{j}]" for j in range(len(DENSE))])
-    end = _combined([f"real({c!r})" for c in A[-1]])
-    error = _combined([f"real({c!r})" for c in ERROR])
+    # Two stages more: the slope at the beginning, and the one of a step that is only tried.
+    stages = [
+        steps_cuda.Stage([(0, 1.0, 0.0)], -1, 1),
+        steps_cuda.Stage([(0, 1.0, 0.0), (1, 0.0, 1.0)], -1, 2),
+        *steps.stages,
+    ]
+    last, most = stages[-1], max(len(stage.terms) for stage in stages)
+    columns = [list(zip(*stage.terms, strict=True)) for stage in stages]
+    tables = [
+        _table(f"{kind} {name}", [list(column[n]) for column in columns], most)
+        for n, (kind, name) in enumerate((("int", "ROW"), ("real", "FIXED"), ("real", "WIDTH")))
+    ]
+    tables += [
+        f"__constant__ int {name}[{len(found)}] = {{{', '.join(map(str, found))}}};"
+        for name, found in (
+            ("TERMS", [len(stage.terms) for stage in stages]),
+            ("KEEP", [stage.keep for stage in stages]),
+            ("TO", [stage.to for stage in stages]),
+            ("DENSE", [row for row, _ in steps.dense]),
+        )
+    ]
+    dense = ", ".join(factor for _, factor in steps.dense)
+    inside_step = _combined([(row, f"dense[{j}]") for j, (row, _) in enumerate(steps.dense)])
+    error = _combined([(row, f"real({c!r})") for row, c in steps.error])
     return f"""
 {HEAD}
 {type_names()}
@@ -118,7 +157,7 @@ constexpr int BLOCK = {threads(program)}, WEIGHTS = {width}, SEEN = {program.see
 constexpr bool DROPS = {"true" if written.guarded else "false"};
 {FUNCTIONS}
 {BITS}
-{CONTROL}
+{control(steps.order)}
 {indented(constants, 0)}
 {PRODUCT.replace("real", "real_of_matrix") if memory.places else ""}
 #define EACH _Pragma("unroll 9") for (int i = 0; i < WEIGHTS; i++)
@@ -128,22 +167,20 @@ struct Given {{
     whole runs;
     {" ".join(f"const {kinds[n]}* {n};" for n in fixed)}
 }};
-// The stages of a step, and before them the sum of a step that is only tried.
-__constant__ real TABLE[7][6] = {{{table}}};
-// The slope at y + step Σ c k, with so many terms. What lies between the slopes is summed in
-// registers, for all weights at once, so that many loads are on their way.
-__device__ __noinline__ void slope(const Given& of, const whole run, const real* of_k,
-        const int terms, const real step, const real* y, const real (*k)[WEIGHTS], real* dy,
-        bool& odd{memory_argument}) {{
+{indented(tables, 0)}
+// The slope at a sum of rows, which is made in registers, for all weights at once, so that many
+// loads are on their way.
+__device__ __noinline__ void slope(const Given& of, const whole run, const int stage,
+        const real step, real (*v)[WEIGHTS], bool& odd{memory_argument}) {{
 {indented([*given, *inside], 4)}
 {indented(lines_of(written.step, memory), 4)}
 {indented(slopes, 4)}
     {not_finite(written.checks, "")}
 }}
-__device__ __noinline__ void look(const Given& of, const whole run, const real* of_k,
-        const int terms, const real step, const real* y, const real (*k)[WEIGHTS], {seen}* shown,
+__device__ __noinline__ void look(const Given& of, const whole run, const real* of_row,
+        const int terms, const real (*v)[WEIGHTS], {seen}* shown,
         const bool here, bool& odd{memory_argument}) {{
-{indented([*given, *inside], 4)}
+{indented([*given, *between], 4)}
 {indented(lines_of(written.look, memory), 4)}
     if (here) {{
 {indented(shows, 8)}
@@ -162,26 +199,30 @@ __device__ double norm(
 }}
 extern "C" __global__ void __launch_bounds__(BLOCK) flow(
         unsigned long long* queue, const whole runs, const whole count, const whole limit,
-        const double* __restrict__ targets, const unsigned char* __restrict__ alive,
+        const double* __restrict__ targets, const unsigned char* __restrict__ mine,
+        const unsigned char* __restrict__ alive,
         const double* __restrict__ tolerance, const double* __restrict__ grounds, double* reached,
         double* time, double* size, double* last, signed char* ends, unsigned char* odds,
         {seen}* record, {", ".join(arrays)}) {{
     {"extern __shared__ __align__(16) real_of_matrix room[];" if memory.places else ""}
 {indented(memory.load(written.arrays), 4)}
     const Given of{{{", ".join(["runs", *fixed])}}};
-    real y[WEIGHTS], k[7][WEIGHTS];
+    real v[{steps.rows}][WEIGHTS];
+    real* const y = v[0];
     double t = 0, h = 0, before = 0, inverse = 0;
     real ground = 1;
     whole run = 0, made = 0;
     int mark = 0;
     bool going = false, more = true, odd = false;
-    EACH y[i] = k[0][i] = 0;
+    EACH y[i] = v[1][i] = 0;
+    const real whole_row[1] = {{1}};
     for (;;) {{
         bool begun = false, trial = false;
         while (!going && more) {{
             const whole n = atomicAdd(queue, 1ULL);
             more = n < runs;
             if (!more) break;
+            if (!mine[n]) continue;
             odds[n] = 0;
             run = n;
             if (!alive[n]) {{
@@ -204,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) flow(
         while (ANY(begun && mark < count && targets[mark] <= t)) {{
             const bool here = begun && mark < count && targets[mark] <= t;
             {seen}* const shown = record + whole(mark) * SEEN * runs + run;
-            look(of, run, TABLE[0], 0, real(0), y, k, shown, here, odd{room});
+            look(of, run, whole_row, 1, v, shown, here, odd{room});
             mark += here;
         }}
         if (begun && targets[count] <= t) {{
@@ -213,24 +254,24 @@ extern "C" __global__ void __launch_bounds__(BLOCK) flow(
             going = begun = trial = false;
         }}
         // The slope of the others is there already, and is computed again to the same number.
-        if (ANY(begun)) slope(of, run, TABLE[0], 0, real(0), y, k, k[0], odd{room});
+        if (ANY(begun)) slope(of, run, 0, real(0), v, odd{room});
         if (ANY(trial)) {{
             const double weight = norm(y, nullptr, y, inverse, ground);
-            const double rise = norm(k[0], nullptr, y, inverse, ground);
+            const double rise = norm(v[1], nullptr, y, inverse, ground);
             const double step = weight < 1e-5 || rise < 1e-5 ? 1e-6 : 0.01 * (weight / rise);
-            slope(of, run, TABLE[0], 1, real(step), y, k, k[1], odd{room});
-            if (trial) h = first_size(rise, norm(k[1], k[0], y, inverse, ground) / step, step);
+            slope(of, run, 1, real(step), v, odd{room});
+            if (trial) h = first_size(rise, norm(v[2], v[1], y, inverse, ground) / step, step);
         }}
         if (!ANY(going)) continue;
         const real step = h;
         #pragma unroll 1
-        for (int stage = 1; stage < 7; stage++)
-            slope(of, run, TABLE[stage], stage, step, y, k, k[stage], odd{room});
+        for (int stage = 2; stage < {len(stages)}; stage++)
+            slope(of, run, stage, step, v, odd{room});
         float total = 0;
         {{
             const real unit = step * real(inverse);
             EACH {{
-                const real a = absolute(y[i]), b = absolute(multiply_add(step, {end}, y[i]));
+                const real a = absolute(y[i]), b = absolute(v[{last.keep}][i]);
                 const real e = unit * ({error});
                 const float part = __fdividef(float(e), float(ground + (a > b ? a : b)));
                 total += part * part;
@@ -243,26 +284,26 @@ extern "C" __global__ void __launch_bounds__(BLOCK) flow(
         const double factor = next_factor(now, before, keep);
         while (ANY(going && keep && mark < count && targets[mark] <= after)) {{
             const bool here = going && keep && mark < count && targets[mark] <= after;
-            const double size = 1, theta = here ? (targets[mark] - t) / h : 0.0;
-            const real dense[7] = {{{dense}}};
+            const double size = h, theta = here ? (targets[mark] - t) / h : 0.0;
+            const real dense[] = {{{dense}}};
             {seen}* const shown = record + whole(mark) * SEEN * runs + run;
-            look(of, run, dense, 7, step, y, k, shown, here, odd{room});
+            look(of, run, dense, {len(steps.dense)}, v, shown, here, odd{room});
             mark += here;
         }}
         bool over = false;
         int how = {FINISHED};
         double when = targets[count];
         if (going && keep && targets[count] <= after) {{
-            const double size = 1, theta = (targets[count] - t) / h;
-            const real dense[7] = {{{dense}}};
+            const double size = h, theta = (targets[count] - t) / h;
+            const real dense[] = {{{dense}}};
             over = true;
 {indented(keep, 12)}
-            EACH y[i] = multiply_add(step, {inside_step}, y[i]);
+            EACH y[i] = {inside_step};
         }} else if (going) {{
             if (keep) {{
                 EACH {{
-                    y[i] = multiply_add(step, {end}, y[i]);
-                    k[0][i] = k[6][i];
+                    y[i] = v[{last.keep}][i];
+                    v[1][i] = v[{last.to}][i];
                 }}
                 t = after;
                 before = now;
@@ -293,37 +334,52 @@ extern "C" __global__ void __launch_bounds__(BLOCK) flow(
 """
 
 
-def _combined(coefficients: list[str]) -> str:
-    """Σ c_j k_j as one chain of multiply-adds."""
+def _table(name: str, rows: list[list[Any]], width: int) -> str:
+    """Rows of numbers as constant memory, each filled up with zeros."""
+    filled = [[*row, *[0] * (width - len(row))] for row in rows]
+    text = ", ".join(f"{{{', '.join(map(repr, row))}}}" for row in filled)
+    return f"__constant__ {name}[{len(rows)}][{width}] = {{{text}}};"
+
+
+def _combined(terms: list[tuple[int, str]]) -> str:
+    """A sum of rows as one chain of multiply-adds."""
     found = ""
-    for j, c in enumerate(coefficients):
-        found = f"multiply_add({c}, k[{j}][i], {found})" if found else f"{c} * k[{j}][i]"
+    for row, c in terms:
+        found = f"multiply_add({c}, v[{row}][i], {found})" if found else f"{c} * v[{row}][i]"
     return found
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled(program: Program, zeros: tuple[bytes, ...] | None, device: int) -> Any:
-    return patiently(lambda: _built(program, zeros, device))
+def _compiled(program: Program, zeros: tuple[bytes, ...] | None, device: int, pair: str) -> Any:
+    return patiently(lambda: _built(program, zeros, device, pair))
 
 
 def compiled(
-    program: Program, zeros: tuple[bytes, ...] | None, device: int = 0
+    program: Program, zeros: tuple[bytes, ...] | None, device: int = 0, pair: str = TSIT5
 ) -> tuple[Any, dict[int, Any]]:
-    """The kernel, and the constant memory of the arrays that all runs share."""
-    found = _compiled(program, zeros, device)
+    """The kernel by a pair, and the constant memory of the arrays that all runs share."""
+    found = _compiled(program, zeros, device, pair)
     if isinstance(found, CannotFuse):
         raise found
     return found
 
 
-def _built(program: Program, zeros: tuple[bytes, ...] | None, device: int) -> Any:
+def _built(program: Program, zeros: tuple[bytes, ...] | None, device: int, pair: str) -> Any:
     cupy, written = cupy_module(), write(program, zeros)
     with cupy.cuda.Device(device):
-        module = cupy.RawModule(code=source(program, written), options=OPTIONS)
+        module = cupy.RawModule(code=source(program, written, pair), options=OPTIONS)
         kernel = module.get_function("flow")
         if program.matrices:
             kernel.max_dynamic_shared_size_bytes = SharedMemory(program).bytes
         return kernel, constant_memory(cupy, module, program, written)
+
+
+def _resident(kernel: Any, program: Program, device: int) -> int:
+    """How many blocks the processors of a GPU work on at a time."""
+    about = cupy_module().cuda.runtime.getDeviceProperties(device)
+    # More threads than the cache has room for wait for the memory behind it, twice as long.
+    each = max(1, CACHE // (kernel.local_size_bytes * threads(program)))
+    return each * about["multiProcessorCount"]
 
 
 def advance(
@@ -336,26 +392,27 @@ def advance(
     limit: int,
     tolerances: tuple[Any, Any],
     running: Any,
+    loose: np.ndarray | bool = False,
 ) -> Flowed:
-    """As `flow_cpp.advance`, on the arrays of a GPU."""
+    """As `flow_cpp.advance`, on the arrays of a GPU, where all steps are explicit."""
     cupy, running = cupy_module(), jnp.asarray(running)
     [device] = running.devices()
-    kernel, constants = compiled(program, zeros, device.local_hardware_id)
+    number = device.local_hardware_id
+    loose = np.broadcast_to(loose, running.shape)
+    parts = [(pair, some) for pair, some in ((ROCK4, loose), (TSIT5, ~loose)) if some.any()]
     leaves = {i: jnp.asarray(a) for i, a in leaves.items()}
     columns = _columns([leaves[i] for i in program.carried], [jnp.asarray(a) for a in ahead])
     runs, count = running.shape[0], len(targets) - 1
-    *started, crawled = course  # a GPU makes explicit steps alone
+    *started, crawled = course
     numbers, kind = [jnp.asarray(a) for a in (*started, *tolerances)], course.reached.dtype
     jax.block_until_ready((leaves, columns, numbers, running))
-    with cupy.cuda.Device(device.local_hardware_id):
+    with cupy.cuda.Device(number):
         there = lambda a: cupy.from_dlpack(a)  # noqa: E731
         weights, before = ([there(a).copy() for a in some] for some in columns)
         fixed = []
         for i in program.given:
             leaf, array = program.leaves[i], there(leaves[i])
-            if i in constants:
-                constants[i][...] = array.reshape(-1)
-            else:
+            if leaf.own or leaf.matrix:
                 array = array.reshape(runs, -1).T if leaf.own else array
                 fixed.append(cupy.ascontiguousarray(array))
         # One number at least: an empty array has no place in memory.
@@ -363,19 +420,23 @@ def advance(
         numbers = [there(a).astype(np.float64) for a in numbers]
         reached, time, size, last, tolerance, ground = numbers
         ends, odd = cupy.zeros(runs, np.int8), cupy.zeros(runs, np.uint8)
-        queue = cupy.zeros(1, np.uint64)
         times = cupy.asarray(targets, np.float64)
-        alive = there(running.view(np.uint8))
-        given = (queue, np.int64(runs), np.int64(count), np.int64(limit), times, alive)
-        given += (tolerance, ground, reached, time, size, last, ends, odd, record)
-        processors = cupy.cuda.runtime.getDeviceProperties(device.local_hardware_id)
-        # More threads than the cache has room for wait for the memory behind it, twice as long.
-        most = max(1, CACHE // (kernel.local_size_bytes * threads(program)))
-        blocks = min(-(-runs // threads(program)), most * processors["multiProcessorCount"])
-        shared = SharedMemory(program).bytes if program.matrices else 0
-        kernel(
-            (blocks,), (threads(program),), (*given, *weights, *fixed, *before), shared_mem=shared
-        )
+        state = (tolerance, ground, reached, time, size, last, ends, odd, record)
+        for pair, some in parts:
+            kernel, constants = compiled(program, zeros, number, pair)
+            for i, room in constants.items():
+                room[...] = there(leaves[i]).reshape(-1)
+            mine = cupy.asarray(some) if len(parts) > 1 else cupy.ones(runs, bool)
+            alive = there(running.view(np.uint8))
+            given = (cupy.zeros(1, np.uint64), *map(np.int64, (runs, count, limit)), times)
+            given += (mine.view(np.uint8), alive, *state, *weights, *fixed, *before)
+            blocks = -(-runs // threads(program))
+            kernel(
+                (min(blocks, _resident(kernel, program, number)),),
+                (threads(program),),
+                given,
+                shared_mem=SharedMemory(program).bytes if program.matrices else 0,
+            )
         cupy.cuda.get_current_stream().synchronize()
         flags = cupy.asnumpy(odd).astype(bool)
     found = [jnp.from_dlpack(a) for a in (*weights, *before)]

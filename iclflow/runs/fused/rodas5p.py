@@ -8,6 +8,7 @@ is the last stage plus its u, and that u is the estimated error. A test finds th
 step, of the estimate and of the dense output by the slopes of their errors.
 """
 
+ORDER = 5
 GAMMA = 0.21193756319429014
 _LAST = [
     -7.502846399306121,

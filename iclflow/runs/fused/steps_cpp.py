@@ -1,4 +1,4 @@
-"""How the lanes of a fused flow make a step in C++: explicit, or linearly implicit.
+"""How the lanes of a fused flow make a step in C++: explicit, stabilised, or linearly implicit.
 
 An implicit step solves eight linear systems with one matrix, 1 - γhJ, which is symmetric since the
 slope of a flow is a gradient. Every lane has a matrix of its own, and the matrices of a block lie
@@ -11,7 +11,9 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from iclflow.runs.fused import rodas5p, tsit5
+import numpy as np
+
+from iclflow.runs.fused import rock4, rodas5p, tsit5
 from iclflow.runs.fused.cpp import indented
 from iclflow.runs.fused.jacobian import Jacobian
 from iclflow.runs.fused.program import Written
@@ -20,12 +22,14 @@ from iclflow.runs.fused.values import Statement
 BLOCK = 4  # rows and columns of the factorisation whose sums are in registers together
 PIVOT = 1e-6  # below, a step is refused: the matrix is not safely positive
 REFUSED = 1e10  # the squared error of such a step: the next one is a quarter as long
+SHARE = 0.57  # of the stable interval: a step that is longer was bounded by stability
 ENTRIES = 250  # of the matrix that one function computes
 
 
 class Stepping(NamedTuple):
     """One way of making steps, as C++.
 
+    - `order`: of the pair.
     - `stages`: how many slopes or increments a step keeps.
     - `rows`: the numbers of each, of all weights and what a solver needs beyond.
     - `members`: what a block has besides.
@@ -34,11 +38,14 @@ class Stepping(NamedTuple):
     - `unit`, `error`: the estimated error of a step is their product, in units of the tolerance.
     - `estimated`: what follows the estimate.
     - `accept`: what a lane that keeps its step does with each weight.
-    - `dense`: the weights of the stages in the dense output, in θ and `size`.
-    - `stiffness`: the size of the step times the stiffness that it met, in `lane`; none where
-      nobody asks.
+    - `dense`: what the dense output adds to the weights at the beginning: (factor, in θ and `size`;
+      what it multiplies, in `from`, `row` and `lane`).
+    - `stiffness`: a function, the size of the step times the stiffness that it met in `lane`; none
+      where nobody asks.
+    - `stable`: above this, stability bounded the step.
     """
 
+    order: int
     stages: int
     rows: int
     members: list[str]
@@ -49,8 +56,9 @@ class Stepping(NamedTuple):
     error: str
     estimated: str
     accept: str
-    dense: list[str]
+    dense: list[tuple[str, str]]
     stiffness: str
+    stable: float
 
 
 def explicit(width: int, kind: str) -> Stepping:
@@ -67,23 +75,12 @@ def explicit(width: int, kind: str) -> Stepping:
         f"stage_{n}(block);\nslope(block, shared, block.at, block.k[{n}]);"
         for n in range(1, len(A))
     ]
-    apart = [a - b for a, b in zip(A[-1], [*A[-2], 0.0], strict=True)]
-    between = " + ".join(f"real({c!r}) * block.k[{j}][row][lane]" for j, c in enumerate(apart))
     # The last two stages are both at the end of the step, at weights that differ by rounding where
     # nothing is stiff. The ratio of their slopes is the stiffness in the direction between them.
-    stiffness = f"""
-static double stiffness(const Block& block, int lane) {{
-    double slopes = 0, weights = 0;
-    for (int row = 0; row < WEIGHTS; row++) {{
-        const double change = block.k[6][row][lane] - block.k[5][row][lane];
-        const double apart = {between};
-        slopes += change * change;
-        weights += apart * apart;
-    }}
-    return sqrt(slopes / weights);
-}}
-"""
+    apart = [a - b for a, b in zip(A[-1], [*A[-2], 0.0], strict=True)]
+    change = [0.0] * 5 + [-1.0, 1.0]
     return Stepping(
+        order=tsit5.ORDER,
         stages=7,
         rows=width,
         members=[],
@@ -94,9 +91,105 @@ static double stiffness(const Block& block, int lane) {{
         error=f"ERROR + real({error[-1]!r}) * K(6)",
         estimated="",
         accept="Y = KEEP ? AT : Y; K(0) = KEEP ? K(6) : K(0);",
-        dense=dense_weights(kind),
-        stiffness=stiffness,
+        dense=list(zip(dense_weights(kind), kept(7), strict=True)),
+        stiffness=met(change, apart),
+        stable=SHARE * tsit5.REACH,
     )
+
+
+def stabilised(width: int, kind: str) -> Stepping:
+    """Stepping by the stabilised pair of Abdulle, of so many weights of a type."""
+    count, last = len(rock4.RECURRENCE) + 1, len(rock4.END) + 1
+    # Two places take turns, so that `other` has the weights from which the last stages start.
+    place = [("OTHER", "AT")[(count - n) % 2] if n else "Y" for n in range(count + 1)]
+    of = {"Y": "block.y", "AT": "block.at", "OTHER": "block.other"}
+    bodies = [f"{place[1]} = Y + SIZE * (real({rock4.FIRST!r}) * K(0));"]
+    bodies += [
+        f"{place[n]} = SIZE * (real({mu!r}) * K({last})) + real({1 + kappa!r}) * {place[n - 1]}"
+        f" - real({kappa!r}) * {place[n - 2]};"
+        for n, (mu, kappa) in enumerate(rock4.RECURRENCE, 2)
+    ]
+    ends = [(of[place[n]], last) for n in range(1, count)]
+    ends += [(of[place[count]], 1)]
+    for n, row in enumerate(rock4.A[1:], 2):
+        bodies.append(f"AT = OTHER + SIZE * ({combined(row, 1)});")
+        ends.append(("block.at", n))
+    bodies.append(
+        f"AT = OTHER + SIZE * ({combined(rock4.END, 1)}); ERROR = {combined(rock4.ERROR[:-1], 1)};"
+    )
+    ends.append(("block.at", last))
+    # The estimate is a sum of slopes whose weights add up to zero: the slope of such a sum of the
+    # stages, where the flow is linear. The ratio of both is the stiffness in its direction.
+    change = [0.0, *rock4.ERROR]
+    rows = [*rock4.A, rock4.END]
+    apart = [0.0] + [
+        sum(e * row[j] for e, row in zip(rock4.ERROR, rows, strict=True) if j < len(row))
+        for j in range(len(rock4.END))
+    ]
+    _, end, before, after = hermite_weights(kind)
+    return Stepping(
+        order=rock4.ORDER,
+        stages=last + 1,
+        rows=width,
+        members=["alignas(64) real other[WEIGHTS][LANES];"],
+        before="",
+        functions="#define OTHER VECTOR(block.other[row])\n"
+        + "".join(each_weight(f"stage_{n}", body) for n, body in enumerate(bodies, 1)),
+        calls=[
+            f"stage_{n}(block);\nslope(block, shared, {at}, block.k[{to}]);"
+            for n, (at, to) in enumerate(ends, 1)
+        ],
+        unit="SIZE * VECTOR(block.inverse)",
+        error=f"ERROR + real({rock4.ERROR[-1]!r}) * K({last})",
+        estimated="",
+        accept=f"Y = KEEP ? AT : Y; K(0) = KEEP ? K({last}) : K(0);",
+        dense=[
+            (end, "(from.at[row][lane] - from.y[row][lane])"),
+            (before, kept(1)[0]),
+            (after, kept(last + 1)[last]),
+        ],
+        stiffness=met(change, apart),
+        stable=SHARE * rock4.REACH,
+    )
+
+
+def kept(count: int) -> list[str]:
+    """The slopes or increments of a step, as the dense output reads them."""
+    return [f"from.k[{j}][row][lane]" for j in range(count)]
+
+
+def met(change: list[float], apart: list[float]) -> str:
+    """The size of a step times the stiffness between two sums of its stages.
+
+    - `change`: the weights of the slopes in the difference of the slopes of these sums.
+    - `apart`: the weights of the slopes in the difference of the sums, over the size of the step.
+    """
+    sums = (
+        " + ".join(f"real({c!r}) * block.k[{j}][row][lane]" for j, c in enumerate(some) if c)
+        for some in (change, apart)
+    )
+    return """
+static double stiffness(const Block& block, int lane) {{
+    double slopes = 0, weights = 0;
+    for (int row = 0; row < WEIGHTS; row++) {{
+        const double change = {}, apart = {};
+        slopes += change * change;
+        weights += apart * apart;
+    }}
+    return sqrt(slopes / weights);
+}}
+""".format(*sums)
+
+
+def hermite_weights(kind: str) -> list[str]:
+    """The weights of the cubic of Hermite: of both ends of a step, and of the slopes there."""
+    end = "theta * theta * (3 - 2 * theta)"
+    return [
+        f"{kind}(1 - {end})",
+        f"{kind}({end})",
+        f"{kind}(size * theta * (1 - theta) * (1 - theta))",
+        f"{kind}(-size * theta * theta * (1 - theta))",
+    ]
 
 
 def dense_weights(kind: str) -> list[str]:
@@ -150,6 +243,7 @@ def implicit(
         for end, a, b, c in zip(rodas5p.END, *rodas5p.DENSE, strict=True)
     ]
     return Stepping(
+        order=rodas5p.ORDER,
         stages=len(A),
         rows=rows,
         members=[
@@ -164,14 +258,15 @@ def implicit(
         estimated=f"for (int lane = 0; lane < LANES; lane++) "
         f"if (block.refused[lane] > 0) block.total[lane] = {REFUSED!r}f;",
         accept="Y = KEEP ? AT : Y;",
-        dense=dense,
+        dense=list(zip(dense, kept(len(A)), strict=True)),
         stiffness="",
+        stable=np.inf,
     )
 
 
-def combined(coefficients: list[float]) -> str:
-    """Σ c_j k_j."""
-    return " + ".join(f"real({c!r}) * K({j})" for j, c in enumerate(coefficients))
+def combined(coefficients: list[float], first: int = 0) -> str:
+    """Σ c_j k_j, from the slope `first` on."""
+    return " + ".join(f"real({c!r}) * K({j})" for j, c in enumerate(coefficients, first))
 
 
 def each_weight(name: str, body: str) -> str:

@@ -52,19 +52,26 @@ DENSE = [
     (2.5, (0.6, -1.6, 1.0)),
 ]
 
-# The next step is SAFETY · ε^(-0.7/5) · ε'^(0.4/5) times as long, with the error ε of this step
-# and ε' of the last one that was kept, both in units of the tolerance. This is proportional and
-# integral control (G. Söderlind, "Digital filters in adaptive time-stepping", ACM Transactions on
-# Mathematical Software 29 (2003) 1-26). On a plateau stability bounds the length of an explicit
-# step. There the purely integral control that Diffrax has by default rejects every fourth step, and
-# this one every fifteenth (D = 4, tolerance 1e-6). A step that was kept may be followed by a
-# shorter one. Diffrax shortens a step only after it was rejected.
+# The next step is SAFETY · ε^(-0.7/p) · ε'^(0.4/p) times as long, with the error ε of this step
+# and ε' of the last one that was kept, both in units of the tolerance, and the order p. This is
+# proportional and integral control (G. Söderlind, "Digital filters in adaptive time-stepping", ACM
+# Transactions on Mathematical Software 29 (2003) 1-26). On a plateau stability bounds the length of
+# an explicit step. There the purely integral control that Diffrax has by default rejects every
+# fourth step, and this one every fifteenth (D = 4, tolerance 1e-6). A step that was kept may be
+# followed by a shorter one. Diffrax shortens a step only after it was rejected.
 SAFETY, LARGEST, SMALLEST = 0.9, 10.0, 0.2
 INTEGRAL, PROPORTIONAL = 0.3, 0.4
 ORDER = 5
-# What both engines need, with `bits_of` and `real_of` of their own: the logarithm of the square of
-# an error to eight digits, and the power of two of a number between -8 and 8.
-CONTROL = f"""
+REACH = 3.5  # of the stable interval
+
+
+def control(order: int) -> str:
+    """The control of the steps of a pair of this order and the one below, as text.
+
+    Both engines have `bits_of` and `real_of` of their own. The logarithm of the square of an error
+    has eight digits; the power of two takes numbers between -8 and 8.
+    """
+    return f"""
 FUNCTION double logarithm(double square) {{
     const double x = square < 1e20 ? (square > 1e-20 ? square : 1e-20) : 1e20;
     const whole bits = bits_of(x) - 0x3fe6a09e667f3bcdLL;
@@ -83,15 +90,15 @@ FUNCTION double power_of_two(double x) {{
 }}
 FUNCTION double next_factor(double logarithm, double last, bool keep) {{
     const double wanted = {SAFETY} * power_of_two(
-        {PROPORTIONAL / ORDER / 2!r} * last
-        - {(INTEGRAL + PROPORTIONAL) / ORDER / 2!r} * logarithm);
+        {PROPORTIONAL / order / 2!r} * last
+        - {(INTEGRAL + PROPORTIONAL) / order / 2!r} * logarithm);
     const double low = {SMALLEST}, high = keep ? {LARGEST} : {SAFETY};
     return wanted < low ? low : wanted > high ? high : wanted;
 }}
 FUNCTION double first_size(double slope, double change, double trial) {{
     const double most = slope > change ? slope : change;
     const double found = most <= 1e-15 ? (trial * 1e-3 > 1e-6 ? trial * 1e-3 : 1e-6)
-        : pow(0.01 / most, {1 / ORDER});
+        : pow(0.01 / most, {1 / order});
     return found < 100 * trial ? found : 100 * trial;
 }}
 """
