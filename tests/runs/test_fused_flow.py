@@ -19,6 +19,7 @@ from iclflow.models import Blocks, draw_models
 from iclflow.runs import cost
 from iclflow.runs.device import vmapped
 from iclflow.runs.fused import cpp, cuda, engine, flow_cuda, rock4, tsit5
+from iclflow.runs.fused.cpp import library
 from iclflow.runs.fused.flow_cpp import ROCK4, TSIT5
 from iclflow.runs.fused.program import write
 from iclflow.theory import conserved_quantities
@@ -371,7 +372,7 @@ def test_the_kernel_of_a_flow_as_one_thread_of_cpp_is_the_loop(pair):
     for i in program.given:
         filled = f'extern "C" double* fill_{written.arrays[i]}() {{ return {written.arrays[i]}; }}'
         text += f"{filled}\n"
-    kernel = cpp.library(text, ("-w", "-O1", "-ffp-contract=off"))
+    kernel = library(text, ("-w", "-O1", "-ffp-contract=off"))
     leaves = jax.tree.leaves(eqx.filter((POPULATION, parts[2].model), eqx.is_array))
     for i in program.given:
         fill = getattr(kernel, f"fill_{written.arrays[i]}")

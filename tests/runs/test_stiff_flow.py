@@ -1,5 +1,6 @@
 """Fused flows by implicit steps: for long plateaus, where stability bounds an explicit step."""
 
+import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -111,6 +112,16 @@ def test_stiff_runs_change_to_implicit_steps_and_keep_their_accuracy():
     np.testing.assert_allclose(found.record["loss"], plain.record["loss"], rtol=1e-6)
     early = advance(parts, [1.0]).state.step.crawled
     assert (np.asarray(early) < 64).all()
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("solver", [None, diffrax.Tsit5()])
+def test_how_stiff_a_step_is_does_not_depend_on_the_unit_of_time(monkeypatch, solver):
+    """Inputs a hundred times as strong: curvature is larger, and explicit steps are below 1."""
+    parts = parts_of(icl.Flow(1e-6, solver=solver), icl.Population(icl.Task([60.0, 30.0], 15)))
+    assert np.isinf(np.asarray(advance(parts, [0.0, 2.0]).state.step.crawled)).all()
+    monkeypatch.setattr(engine.FusedFlow, "patience", lambda self, program, zeros, t: np.inf * t)
+    assert (np.asarray(advance(parts, [0.0, 2.0]).state.step.size) < 0.5).all()
 
 
 @pytest.mark.usefixtures("hurried")

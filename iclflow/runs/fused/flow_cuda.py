@@ -126,8 +126,8 @@ def source(program: Program, written: Written, pair: str = TSIT5) -> str:
         fill.append(f"{each} {name}{place} = y[{row} + j];")
     # Two stages more: the slope at the beginning, and the one of a step that is only tried.
     stages = [
-        steps_cuda.Stage([(0, 1.0, 0.0)], -1, 1),
-        steps_cuda.Stage([(0, 1.0, 0.0), (1, 0.0, 1.0)], -1, 2),
+        steps_cuda.RowStage([(0, 1.0, 0.0)], -1, 1),
+        steps_cuda.RowStage([(0, 1.0, 0.0), (1, 0.0, 1.0)], -1, 2),
         *steps.stages,
     ]
     last, most = stages[-1], max(len(stage.terms) for stage in stages)

@@ -12,7 +12,7 @@ from iclflow.runs.fused import rock4, tsit5
 from iclflow.runs.fused.steps_cpp import dense_weights, hermite_weights
 
 
-class Stage(NamedTuple):
+class RowStage(NamedTuple):
     """One stage: the slope at a sum of rows.
 
     - `terms`: (row, fixed, width): a row is multiplied by `fixed` plus `width` times the step.
@@ -25,7 +25,7 @@ class Stage(NamedTuple):
     to: int
 
 
-class Stepping(NamedTuple):
+class RowStepping(NamedTuple):
     """The stages of a pair.
 
     - `order`: of the pair.
@@ -37,16 +37,16 @@ class Stepping(NamedTuple):
 
     order: int
     rows: int
-    stages: list[Stage]
+    stages: list[RowStage]
     error: list[tuple[int, float]]
     dense: list[tuple[int, str]]
 
 
-def explicit(kind: str) -> Stepping:
+def explicit(kind: str) -> RowStepping:
     """The pair of Tsitouras: a row per slope, and one for the end."""
     count = len(tsit5.A)
     stages = [
-        Stage(
+        RowStage(
             [(0, 1.0, 0.0), *((1 + j, 0.0, a) for j, a in enumerate(row))],
             count + 1 if n == count - 1 else -1,
             1 + n,
@@ -56,18 +56,18 @@ def explicit(kind: str) -> Stepping:
     ]
     dense = [(0, f"{kind}(1)"), *enumerate(dense_weights(kind), 1)]
     error = list(enumerate(tsit5.ERROR, 1))
-    return Stepping(tsit5.ORDER, count + 2, stages, error, dense)
+    return RowStepping(tsit5.ORDER, count + 2, stages, error, dense)
 
 
-def stabilised(kind: str) -> Stepping:
+def stabilised(kind: str) -> RowStepping:
     """The stabilised pair of Abdulle: two rows take turns, then the slopes of the last stages."""
     count = len(rock4.RECURRENCE) + 1
     ends = len(rock4.END)
     base, first, spare = 2, 3, 2 + ends  # the last stages begin at `base`; slopes are from `first`
     place = [(base, spare)[(count - n) % 2] if n else 0 for n in range(count + 1)]
-    stages = [Stage([(0, 1.0, 0.0), (1, 0.0, rock4.FIRST)], place[1], first)]
+    stages = [RowStage([(0, 1.0, 0.0), (1, 0.0, rock4.FIRST)], place[1], first)]
     stages += [
-        Stage(
+        RowStage(
             [(first, 0.0, mu), (place[n - 1], 1 + kappa, 0.0), (place[n - 2], -kappa, 0.0)],
             place[n],
             first,
@@ -76,8 +76,8 @@ def stabilised(kind: str) -> Stepping:
     ]
     for n, row in enumerate([*rock4.A[1:], rock4.END], 1):
         terms = [(base, 1.0, 0.0), *((first + j, 0.0, a) for j, a in enumerate(row))]
-        stages.append(Stage(terms, base if n == ends else -1, first + n))
+        stages.append(RowStage(terms, base if n == ends else -1, first + n))
     y, end, before, after = hermite_weights(kind)
     dense = [(0, y), (base, end), (1, before), (first + ends, after)]
     error = list(enumerate(rock4.ERROR, first))
-    return Stepping(rock4.ORDER, first + ends + 1, stages, error, dense)
+    return RowStepping(rock4.ORDER, first + ends + 1, stages, error, dense)
