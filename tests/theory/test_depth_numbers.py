@@ -1,5 +1,7 @@
 """Numbers that several layers, correlated tokens and pools have at λ = (.4 .3 .2 .1), N = 31."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -10,28 +12,30 @@ from scipy.optimize import minimize
 import iclflow as icl
 from iclflow.theory import depth, plateau_losses
 from iclflow.theory.scaling import PowerLaw, fitted_exponent
+from tests.helpers.stacks import value
 
 SPECTRUM = np.array([0.4, 0.3, 0.2, 0.1])
 TASK = icl.Task(SPECTRUM.tolist(), 31)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def value_and_slope(flat, mask, tied):
+    """The loss of diagonal layers g = λ γ, some of which a mask keeps at zero."""
+
+    def loss(flat):
+        steps = flat.reshape(mask.shape) * mask / SPECTRUM[None]
+        return icl.Population(TASK)(icl.Steps(steps, 4, 2, tied))
+
+    return jax.value_and_grad(loss)(flat)
 
 
 def least(rows, mask=None, *, tied=False):
     """The least loss of diagonal layers below a start in g = λ γ, and where it is."""
     rows = np.asarray(rows, float)
     mask = np.ones_like(rows) if mask is None else np.asarray(mask, float)
-    population = icl.Population(TASK)
-
-    @jax.jit
-    def both(flat):
-        def loss(flat):
-            steps = flat.reshape(rows.shape) * mask / SPECTRUM[None]
-            return population(icl.Steps(steps, 4, 2, tied))
-
-        return jax.value_and_grad(loss)(flat)
-
     found = minimize(
-        lambda x: tuple(np.asarray(a, float) for a in both(x)), rows.ravel(), jac=True,
-        method="BFGS", options={"gtol": 1e-12},
+        lambda x: tuple(np.asarray(a, float) for a in value_and_slope(x, mask, tied)),
+        rows.ravel(), jac=True, method="BFGS", options={"gtol": 1e-12},
     )  # fmt: skip
     return float(found.fun), found.x.reshape(rows.shape) * mask
 
@@ -72,6 +76,19 @@ def test_each_mode_in_one_of_the_layers_is_below_one_layer():
         mask = np.array([[mode == layer for mode in modes] for layer in (0, 1)])
         loss, _ = least(0.8 * np.ones((2, 4)), mask)
         assert round(loss, 6) == expected < one_layer
+
+
+def test_some_ranks_have_a_second_minimum_above_the_level():
+    """The level (D20) of four pairs of ranks and another minimum, by the order of the two steps."""
+    for ranks, level, other in (
+        ((3, 4), 0.03652, 0.04083),
+        ((4, 1), 0.10383, 0.10526),
+        ((4, 2), 0.07386, 0.07511),
+        ((4, 3), 0.04697, 0.04754),
+    ):
+        mask = np.array([np.arange(4) < rank for rank in ranks])
+        starts = [np.outer(steps, np.ones(4)) for steps in ((0.6, 1.3), (1.3, 0.6))]
+        assert sorted(round(least(start, mask)[0], 5) for start in starts) == [level, other]
 
 
 def test_correlated_tokens_are_a_shorter_context():
@@ -115,7 +132,7 @@ def test_tests_outside_of_the_covariance_have_the_reference_numbers():
     ):
         other = icl.Population(icl.Task(spectrum, 31))
         models = [icl.Steps(jnp.asarray(np.diagonal(m, axis1=1, axis2=2)), 4, 2) for m in stacks]
-        found = [float(other(model)) for model in models]
+        found = [float(value(other, model)) for model in models]
         np.testing.assert_allclose(found, expected, rtol=6e-3)
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.optimize import minimize, minimize_scalar
 
 import iclflow as icl
 from iclflow.cli import main
@@ -85,6 +86,7 @@ def test_the_limit_is_that_of_marchenko_and_pastur():
     assert [round(x, 6) for x in tied] == [0.114286, 0.024630, 0.006479, 0.001886]
     assert [round(x, 6) for x in untied] == [0.114286, 0.014532, 0.001872, 0.000241]
     np.testing.assert_allclose(untied, [depth.untied_limit(4 / 31, n) for n in (1, 2, 3, 4)])
+    np.testing.assert_allclose([depth.untied_limit(1, n) for n in (2, 4)], [1 / 3, 1 / 5])
     square = depth.limit_moments(Fraction(1), 8)  # C(2L, L)/4^L
     np.testing.assert_allclose([depth.best_tied(square, n).loss for n in (2, 4)], [0.375, 35 / 128])
     limit = depth.best_tied(depth.limit_moments(Fraction(1, 2), 4), 2).loss
@@ -94,6 +96,40 @@ def test_the_limit_is_that_of_marchenko_and_pastur():
     assert abs(slope + 1) < 0.05
     with pytest.raises(ValueError, match="must be positive"):
         depth.limit_moments(Fraction(0), 4)
+
+
+def test_with_the_other_sign_tied_layers_are_worse_than_one():
+    """ŷ = + slot without a minus in (D1): the error is 2 - Π (1 + g_l s) instead of Π (1 - g_l s).
+
+    Untied layers reach the same least loss, with steps of both signs; tied ones .175985.
+    """
+    m = [float(x) for x in trace_moments(4, 31, 4)]
+
+    def loss(steps):
+        error = np.polynomial.Polynomial([2.0]) - np.prod(
+            [np.polynomial.Polynomial([1.0, g]) for g in steps]
+        )
+        return float(np.dot((error**2).coef, m))
+
+    tied = minimize_scalar(lambda g: loss((g, g)), bounds=(0, 1), options={"xatol": 1e-12})
+    assert round(tied.fun, 6) == 0.175985 > 0.138889
+    untied = minimize(loss, [2.0, -0.3], options={"gtol": 1e-9})
+    assert round(untied.fun, 6) == 0.026207
+    np.testing.assert_allclose(untied.x, [2.22424, -0.34900], atol=1e-5)
+
+
+def test_the_looped_optimum_need_not_be_symmetric():
+    """An antisymmetric part of Γ gains where N is above about D², against the best γ I (D6)."""
+    for size, context, loss, symmetric in (
+        (4, 31, 0.0394175, 0.0394458),
+        (4, 400, 0.0003389, 0.0003442),
+        (4, 8, 0.2486431, 0.2486431),
+    ):
+        covariance = [1 / size] * size
+        task = icl.Task([1.0] * size, context, tasks=icl.Normal(covariance=covariance))
+        best = depth.best_tied(trace_moments(size, context, 4), 2).loss
+        found = depth.tied_levels(task)[-1]
+        assert (round(found, 7), round(best, 7)) == (loss, symmetric)
 
 
 def test_the_tied_solution_is_a_saddle():
@@ -109,7 +145,24 @@ def test_the_tied_solution_is_a_saddle():
 def test_an_idle_layer_grows_at_the_rate_of_its_residual():
     """(D19), white and not, and the gains that idle heads of either layer see."""
     np.testing.assert_allclose(depth.second_gain_ratio(4, 31), 0.125)
-    np.testing.assert_allclose(depth.second_drop_rates(TASK), [0.0230, 0.0190], atol=5e-5)
+    rates = depth.second_drop_rates(TASK)
+    np.testing.assert_allclose(rates, [0.0230, 0.0190], atol=5e-5)
+    # The same rate as minus the least eigenvalue of half the Hessian in the weights of the layer
+    # that is idle: w (v, U) with v U added to its Γ.
+    best = icl.theory.least_squares(TASK).reduced_weights()[0, 0]
+    population = icl.Population(TASK)
+
+    @jax.jit
+    def curvature(idle):
+        def loss(weights):
+            gamma = weights[0] * weights[1:].reshape(4, 4)
+            layers = jnp.where(jnp.arange(2)[:, None, None] == idle, gamma, best)
+            assert population.white is not None
+            return population.white.two_layers(layers) / 2
+
+        return jnp.linalg.eigvalsh(jax.hessian(loss)(jnp.zeros(17)))
+
+    np.testing.assert_allclose([-curvature(idle)[0] for idle in (0, 1)], rates, rtol=1e-9)
     held = jnp.zeros((4, 4)).at[0, 0].set(float(icl.theory.Modes.of(TASK).weight([0])[0, 0]))
     zero = jnp.zeros((4, 4))
     gains = depth.layer_gains(TASK, jnp.stack([held, zero]))
