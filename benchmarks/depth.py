@@ -3,23 +3,28 @@
     python benchmarks/depth.py [SEEDS] [SCALE]
     python benchmarks/depth.py --run
     python benchmarks/depth.py --sweep [SEEDS] [STEPS]
+    python benchmarks/depth.py --losses [DRAWS]
 
 λ = (0.4, 0.3, 0.2, 0.1), N = 31, five rank-one heads per layer. The first has relative errors of
 all drop times against `Flow(1e-8)` on the exact population, and seconds of processor time of both.
 Times of the flow are interpolated between save points 0.02 % apart. `--run` times one run from
 w = 1e-3 to its end, compiling included. `--sweep` compares the fused loop of this machine with
-`vmap` on gradient descent.
+`vmap` on gradient descent. `--losses` has the seconds of value and gradient of the closed forms,
+and the spread of one prompt and of one draw over the mean, which says how many of them are needed.
 """
 
 import argparse
 import time
 
+import equinox as eqx
 import jax
 import numpy as np
 
 import iclflow as icl
+from iclflow.losses.wishart import trace_moments
 from iclflow.measures import first_crossings
 from iclflow.runs import cost
+from iclflow.theory.depth import best_tied, layer_minima
 
 TASK = icl.Task([0.4, 0.3, 0.2, 0.1], context=31)
 END = 4e6  # t/τ after the last drop from w = 1e-3
@@ -77,16 +82,63 @@ def sweep(seeds: int, steps: int) -> None:
     print(f"largest relative difference {np.abs(losses[0] / losses[1] - 1).max():.1e}")
 
 
+def losses(draws: int) -> None:
+    print("value and gradient, the best of ten, seconds by the clock:")
+    for layers, sizes in ((2, (4, 16, 64)), (3, (4, 512))):
+        for size in sizes:
+            task = icl.Task(np.linspace(2, 1, size) / size, context=2 * size)
+            key = jax.random.key(0)
+            if layers == 2:
+                model = icl.Layers.initialiser(task, layers=2, heads=1, rank=None, scale=0.3)(key)
+            else:
+                model = icl.Steps.initialiser(task, layers=3, scale=0.3)(key)
+            step = eqx.filter_jit(eqx.filter_value_and_grad(lambda m, loss: loss(m)))
+            loss, found = icl.Population(task), []
+            for _ in range(11):
+                clock = time.perf_counter()
+                jax.block_until_ready(step(model, loss))
+                found.append(time.perf_counter() - clock)
+            print(f"  L = {layers}, {type(model).__name__}, D = {size}: {min(found[1:]):.1e}")
+    print("spread of one over the mean: prompts, draws, draws with controls")
+    key, size = jax.random.key(1), TASK.size
+    sample = icl.Statistics.sample(TASK, draws, key)
+    wishart = icl.Draws.sample(TASK, draws, key)
+    alone = eqx.filter_jit(lambda m, s: jax.lax.map(lambda i: s.take(i[None])(m), np.arange(draws)))
+    each = eqx.filter_jit(lambda m, w: w.each(m)[0])
+    delta = np.asarray(wishart.matrices[0]) - np.eye(size)
+    rows, columns = np.triu_indices(size)
+    known = [np.ones((draws, 1)), np.diagonal(delta, axis1=1, axis2=2)]
+    known = np.concatenate([*known, delta[:, rows, columns] ** 2], axis=1)
+    inverse = np.diag(1 / np.asarray(TASK.spectrum))
+    tied = best_tied(trace_moments(size, TASK.context, 4), 2).steps[0] * inverse
+    untied = layer_minima(TASK)[0][1]
+    first = np.diag(np.arange(size) == 0)  # the first mode
+    for name, pair in (
+        ("the untied optimum", untied),
+        ("the best tied layers γ Λ⁻¹", (tied, tied)),
+        ("the first mode in both layers", [first * layer for layer in untied]),
+    ):
+        one = np.ones((1, 1, 1))
+        model = icl.Layers.of([icl.Merged(one, np.asarray(m)[None]) for m in pair])
+        prompts, plain = np.asarray(alone(model, sample)), np.asarray(each(model, wishart))
+        left = plain - known @ np.linalg.lstsq(known, plain, rcond=None)[0]
+        spreads = (prompts.std() / prompts.mean(), plain.std() / plain.mean())
+        print(f"  {name}: {spreads[0]:.2f}, {spreads[1]:.2f}, {left.std() / plain.mean():.3f}")
+
+
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--run", action="store_true")
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--losses", action="store_true")
     parser.add_argument("numbers", nargs="*", type=float)
     args = parser.parse_args()
     defaults = (128.0, 4000.0) if args.sweep else (4.0, 0.02)
     first, second = (*args.numbers, *defaults[len(args.numbers) :])
-    if args.run:
+    if args.losses:
+        losses(int(args.numbers[0]) if args.numbers else 40_000)
+    elif args.run:
         run()
     elif args.sweep:
         sweep(int(first), int(second))
