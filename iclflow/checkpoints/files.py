@@ -49,7 +49,15 @@ class AbstractSource(abc.ABC):
 
 
 class Arrays(AbstractSource):
-    """Arrays in memory under names: NumPy, JAX, or PyTorch tensors (torch is not imported)."""
+    """Arrays in memory under names: NumPy, JAX, or PyTorch tensors (torch is not imported).
+
+    - `arrays`: the tensors by name.
+    - `config`: settings of the model, as a config.json has them.
+
+    >>> import numpy as np, iclflow as icl
+    >>> icl.checkpoints.Arrays({"w": np.eye(2)}).shape("w")
+    (2, 2)
+    """
 
     def __init__(self, arrays: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> None:
         self.arrays = arrays
@@ -202,7 +210,16 @@ class Shards(AbstractSource):
 
 
 def open_checkpoint(path: str | Path) -> AbstractSource:
-    """One checkpoint: a file, or a folder with safetensors, an `.npz` or `.npy` files."""
+    """One checkpoint: a file, or a folder with safetensors, an `.npz` or `.npy` files.
+
+    - `path`: the file or the folder.
+
+    >>> import tempfile, numpy as np, iclflow as icl
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/weights.npz", w=np.eye(2))
+    ...     icl.checkpoints.open_checkpoint(f"{folder}/weights.npz").names()
+    ['w']
+    """
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder")

@@ -164,6 +164,14 @@ def hub_series(
     Only the tensors that are measured are transferred, where the server sends parts of files.
     Otherwise a revision is on disk while its checkpoint is open, in a temporary folder (under
     `folder` if given): at most two at once in `measure_series`, the current and the reference.
+
+    - `repository`, `revisions`: what is read; nothing is transferred before a checkpoint is opened.
+    - `token`: of the Hub, for what is not public.
+
+    >>> import iclflow as icl
+    >>> series = icl.checkpoints.hub_series("EleutherAI/pythia-70m", ["step0", "step512"])
+    >>> [checkpoint.step for checkpoint in series]
+    [0, 512]
     """
     _hub()
     found = []

@@ -29,7 +29,11 @@ class NoAttentionError(CheckpointError):
 
 @dataclasses.dataclass(frozen=True)
 class Heads:
-    """The heads of one layer; each circuit is a batch of H factored matrices."""
+    """The heads of one layer; each circuit is a batch of H factored matrices.
+
+    - `qk`: W_Qᵀ W_K of every head.
+    - `ov`: W_O W_V of every head.
+    """
 
     qk: FactoredMatrix
     ov: FactoredMatrix
@@ -41,7 +45,10 @@ class Heads:
 
 @dataclasses.dataclass(frozen=True)
 class Factors:
-    """W_Q, W_K, W_V [heads or groups, width, size] and W_O [heads, size, width] of a layer."""
+    """W_Q, W_K, W_V [heads or groups, width, size] and W_O [heads, size, width] of a layer.
+
+    - `query`, `key`, `value`, `out`: W_Q, W_K, W_V and W_O.
+    """
 
     query: np.ndarray
     key: np.ndarray
@@ -83,6 +90,7 @@ class Family:
     - `positions`: how the model knows positions.
     - `count`: the number of heads, where the weights tell.
     - `fits`: (source, start of the names) -> whether it is this family, where names do not tell.
+    - `name`: what the family is called in messages.
     """
 
     name: str
@@ -96,7 +104,12 @@ class Family:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A family found in a checkpoint: one stack of layers with attention."""
+    """A family found in a checkpoint: one stack of layers with attention.
+
+    - `kind`: the family.
+    - `layers`: the numbers of the layers.
+    - `heads`: how many each of them has.
+    """
 
     kind: Family
     stack: str  # the start of the names, with * for the layer's number
@@ -545,6 +558,13 @@ def find_layout(
 
     - `heads`: their number, where neither the weights nor a config.json say.
     - `stack`: part of the names of one stack of layers, such as `encoder`, where there are several.
+    - `source`: the checkpoint, such as `Arrays`.
+
+    >>> import numpy as np, iclflow as icl
+    >>> arrays = {"h.0.attn.c_attn.weight": np.ones((4, 12)), "h.0.attn.c_proj.weight": np.eye(4)}
+    >>> layout = icl.checkpoints.find_layout(icl.checkpoints.Arrays(arrays), heads=2)
+    >>> layout.kind.name, layout.layers, layout.heads
+    ('GPT-2', (0,), 2)
     """
     found = _stacks(source)
     chosen = {where: at for where, at in found.items() if stack is None or stack in where}

@@ -201,7 +201,16 @@ def _of_mlflow(path: Path) -> bool:
 
 
 def find_log(folder: Path | str) -> Path | None:
-    """The log in a folder of a training: a Trainer's state, or else events or a table."""
+    """The log in a folder of a training: a Trainer's state, or else events or a table.
+
+    - `folder`: of the training; None is returned where it has no log.
+
+    >>> import pathlib, tempfile, iclflow as icl
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     written = pathlib.Path(folder, "trainer_state.json").write_text("{}")
+    ...     icl.checkpoints.find_log(folder).name
+    'trainer_state.json'
+    """
     folder = Path(folder)
     states = [*folder.glob("trainer_state.json"), *folder.glob("checkpoint-*/trainer_state.json")]
     if states:  # each has all that came before
@@ -227,7 +236,7 @@ def _number_of_steps(state: Any) -> int:
 
 
 def read_curve(path: Path | str, column: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and losses of a log, in order; of a step that is there twice, the last one written.
+    r"""Steps and losses of a log, in order; of a step that is there twice, the last one written.
 
     - a table (`.csv`, `.tsv`) with a header: ours, exports of TensorBoard, W&B, MLflow, Lightning;
     - `trainer_state.json` of the Hugging Face Trainer; a list or lines of JSON objects, in which
@@ -238,6 +247,16 @@ def read_curve(path: Path | str, column: str | None = None) -> tuple[np.ndarray,
 
     `column` names the loss where it cannot be told: a column, a field or a tag. Cells that are
     empty are left out. Where there is no step, the epoch is the step.
+
+    - `path`: the file or folder.
+
+    >>> import pathlib, tempfile, iclflow as icl
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "log.csv")
+    ...     written = path.write_text("step,loss\n0,1.0\n10,0.5\n20,0.25\n")
+    ...     steps, losses = icl.checkpoints.read_curve(path)
+    >>> steps.tolist(), losses.tolist()
+    ([0.0, 10.0, 20.0], [1.0, 0.5, 0.25])
     """
     (steps, losses), *_ = _read(path, lambda names, found: [_chosen(names, column, found)])
     return steps, losses

@@ -39,7 +39,10 @@ WEIGHTS = (".safetensors", ".npz", *PICKLES)
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """One moment of training; `open` gives its tensors for as long as they are needed."""
+    """One moment of training; `open` gives its tensors for as long as they are needed.
+
+    - `step`: of training; `label`: what it is called in messages.
+    """
 
     step: int
     label: str
@@ -86,6 +89,15 @@ def find_series(*paths: str | Path) -> list[Checkpoint]:
     - a pattern: `runs/step*/model.safetensors` or `runs/step{step}.npz`, where the step is the
       part that varies (`{step}`, or the first `*`);
     - several paths: one checkpoint each.
+
+    - `paths`: one folder, one pattern, or several paths.
+
+    >>> import pathlib, tempfile, numpy as np, iclflow as icl
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for step in (0, 100, 20):
+    ...         np.savez(f"{folder}/step{step}.npz", w=np.eye(2))
+    ...     [found.step for found in icl.checkpoints.find_series(folder)]
+    [0, 20, 100]
     """
     given = list(paths)
     if not given:
@@ -180,6 +192,20 @@ def check_series(series: Sequence[Checkpoint], layout: Layout) -> list[str]:
 
     Training moves on: the weights of a step lie between those of its neighbours, and the first
     ones are the farthest from the last. A step that cannot be read is left out.
+
+    - `series`: in the order of the steps.
+    - `layout`: of the attention in it.
+
+    >>> import contextlib, numpy as np, iclflow as icl
+    >>> def opened(step):
+    ...     weights = np.random.default_rng(0).normal(size=(4, 12)) * (1 + step)
+    ...     arrays = {"h.0.attn.c_attn.weight": weights, "h.0.attn.c_proj.weight": np.eye(4)}
+    ...     return lambda: contextlib.nullcontext(icl.checkpoints.Arrays(arrays))
+    >>> series = [icl.checkpoints.Checkpoint(step, str(step), opened(step)) for step in (0, 1, 2)]
+    >>> with series[0].open() as source:
+    ...     layout = icl.checkpoints.find_layout(source, heads=2)
+    >>> icl.checkpoints.check_series(series, layout)
+    []
     """
     ordered = sorted(series, key=lambda checkpoint: checkpoint.step)
     steps, digests, sketches = [], [], []
@@ -273,6 +299,20 @@ def measure_series(
 
     The result has dimensions (step, circuit, layer, head). Attribute `integrity` names the steps
     whose weights are those of another step, or out of line with their neighbours' (`check_series`).
+
+    - `drop`: how many of the components that were learned first the marginalised ranks leave out.
+    - `progress`: called with (done, total, label) after each checkpoint.
+    - `series`: the checkpoints, as `find_series` returns them.
+
+    >>> import contextlib, numpy as np, iclflow as icl
+    >>> def opened(step):
+    ...     weights = np.random.default_rng(0).normal(size=(4, 12)) * (1 + step)
+    ...     arrays = {"h.0.attn.c_attn.weight": weights, "h.0.attn.c_proj.weight": np.eye(4)}
+    ...     return lambda: contextlib.nullcontext(icl.checkpoints.Arrays(arrays))
+    >>> series = [icl.checkpoints.Checkpoint(step, str(step), opened(step)) for step in (0, 1, 2)]
+    >>> found = icl.checkpoints.measure_series(series, measures=["norm"], heads=2)
+    >>> dict(found.norm.sizes)
+    {'step': 3, 'circuit': 2, 'layer': 1, 'head': 2}
     """
     plan = Plan(tuple(measures), rank, drop, tuple((extra or {}).items()))
     if not series:
@@ -372,6 +412,17 @@ def mark_stages(data: xr.Dataset, *, steps: Any = None, losses: Any = None) -> x
     step at which its subspaces turned fastest (if that is twice their median speed), and the peaks
     of the curvature of its mean norm. All but the first need 8 checkpoints. If they are given, the
     losses are kept as `loss` over `loss_step`, and their stages in words as the attribute `stages`.
+
+    - `data`: measures of a series, as `measure_series` returns them.
+    - `steps`, `losses`: the loss curve of the training, where there is one.
+
+    >>> import numpy as np, xarray as xr, iclflow as icl
+    >>> steps = np.arange(0, 200, 2)
+    >>> losses = 1 / (1 + np.exp((steps - 100) / 4))
+    >>> data = xr.Dataset({"norm": (("step", "circuit", "layer", "head"), np.ones((3, 1, 1, 1)))},
+    ...                   {"step": [0, 100, 198], "circuit": ["qk"]})
+    >>> icl.checkpoints.mark_stages(data, steps=steps, losses=losses).mark.values.round().tolist()
+    [100.0]
     """
     marks: list[tuple[float, str]] = []
     if losses is not None:

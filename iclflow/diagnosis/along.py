@@ -48,6 +48,15 @@ def measure_along(
     - `seed`: which run, where there are several.
     - `source`, `init`: the loss or task that it was trained on, and what drew its first weights,
       where the runs cannot say it themselves (see `Origin`).
+
+    >>> import iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> init = icl.Separate.initialiser(task, heads=2, scale=0.1)
+    >>> how = {"saveat": [0, 2000], "seeds": 1, "record": ["loss", "weights"]}
+    >>> runs = icl.sweep(task, init, icl.Descent(0.2), **how)
+    >>> found = icl.measure_along(runs, source=task, init=init)
+    >>> bool(found.gradient_norm[-1] < found.gradient_norm[0])
+    True
     """
     whole = as_dataset(runs)
     run, origin = select_run(whole, seed), Origin.of(whole, source, init)

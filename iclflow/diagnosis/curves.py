@@ -52,6 +52,17 @@ def diagnose_curve(
     `now` (number of the plateau); `not_finite`, how many losses are NaN or infinite, and
     `failed_at`, the step from which on all of them are. Where the last stage matches no level, the
     loss rises at the end or the training failed, there is neither `now` nor `predicted`.
+
+    - `steps`, `losses`: the curve.
+    - `task`: what was trained on, for the levels of the plateaus.
+    - `clock`: the time in which a plateau is long.
+
+    >>> import numpy as np, iclflow as icl
+    >>> steps = np.arange(0, 2000.0, 10)
+    >>> losses = 0.5 + 0.5 / (1 + np.exp((steps - 1000) / 40))
+    >>> found = icl.diagnosis.diagnose_curve(steps, losses)
+    >>> found.sizes["stage"], bool(found.attrs["falling"])
+    (2, False)
     """
     finite = int(np.sum(np.isfinite(losses) & np.isfinite(steps)))
     if finite < 3:

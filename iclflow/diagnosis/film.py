@@ -55,6 +55,17 @@ def animate(
     - `seconds`, `fps`: its length, and pictures per second (15 of a GIF, 30 of a film).
     - `source`, `init`: what it was trained on and started from, where the runs cannot say it.
     - `progress(done, total)` counts pictures.
+
+    >>> import pathlib, tempfile, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> init = icl.Separate.initialiser(task, heads=2, scale=0.1)
+    >>> how = {"until": 2000, "seeds": 1, "record": ["loss", "weights"]}
+    >>> runs = icl.sweep(task, init, icl.Descent(0.2), **how)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     out = pathlib.Path(folder, "run.gif")
+    ...     film = icl.animate(runs, out, seconds=0.2, source=task, init=init)
+    ...     out.exists()
+    True
     """
     from iclflow.plots.weights import weights_film
 

@@ -130,12 +130,32 @@ TESTS = ("in_context_loss", "in_weight_loss")  # what a run with a fixed task re
 
 
 def run_settings(runs: xr.Dataset) -> Settings:
-    """The settings that a file of runs carries."""
+    """The settings that a file of runs carries.
+
+    - `runs`: of `iclflow simulate --out`; other runs carry no such settings.
+
+    >>> import iclflow as icl
+    >>> from iclflow.study.study import Settings, Study
+    >>> runs = Study.of(Settings(spectrum=(0.6, 0.3), heads=2, steps=9, save="linear:2")).run()
+    >>> icl.diagnosis.run_settings(runs).heads
+    2
+    """
     return Settings.of_run(runs.attrs)
 
 
 def select_run(runs: xr.Dataset, seed: int | None = None) -> xr.Dataset:
-    """One run of a file, cut where it stopped."""
+    """One run of a file, cut where it stopped.
+
+    - `runs`: one run or several.
+    - `seed`: which; it has to be said where there are several.
+
+    >>> import iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> init = icl.Separate.initialiser(task, heads=2, scale=0.1)
+    >>> runs = icl.sweep(task, init, icl.Descent(0.2), until=9, seeds=3)
+    >>> icl.diagnosis.select_run(runs, seed=1).loss.dims
+    ('time',)
+    """
     if "loss" not in runs:
         raise ValueError(f"this file has no loss; {RECORD}")
     others = [str(d) for d in runs["loss"].dims if d not in ("time", "seed")]
@@ -203,6 +223,19 @@ def diagnose_run(
     - `source`, `init`: what the run was trained on and started from, where its attributes cannot
       say it (see `Origin`): a task or model of your own, a loss of sampled prompts. Where the
       source is not linear regression there are no candidates, and the stages stand alone.
+    - `runs`: as `sweep` returns them, with recorded weights.
+    - `seed`: which run, where there are several.
+    - `clock`: the time in which a plateau is long.
+    - `sequences`: prompts drawn for distances that have no closed form.
+
+    >>> import iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> init = icl.Separate.initialiser(task, heads=2, scale=0.1)
+    >>> how = {"until": 2000, "seeds": 1, "record": ["loss", "weights"]}
+    >>> runs = icl.sweep(task, init, icl.Descent(0.2), **how)
+    >>> found = icl.diagnosis.diagnose_run(runs, source=task, init=init)
+    >>> found.sizes["drop_number"]
+    2
     """
     origin, run = Origin.of(runs, source, init), select_run(runs, seed)
     models, task = recorded_models(run, origin.init), origin.task_of(run)
@@ -260,7 +293,7 @@ def diagnose_runs(
     source: Source | None = None,
     init: AbstractInitialiser | None = None,
 ) -> xr.Dataset:
-    """`diagnose_run` of every seed of a file, padded with NaN (and "") to (seed, stage)."""
+    """See `diagnose_run`: the same of every seed, padded with NaN (and "") to (seed, stage)."""
     origin = Origin.of(runs, source, init)
     options: dict[str, Any] = {"on": on, "clock": clock, "sequences": sequences}
     options |= {"source": source, "init": init}
@@ -329,6 +362,17 @@ def stage_rows(found: xr.Dataset) -> list[dict[str, Any]]:
 
     A run of descent also has the `start_step` and `end_step` of each stage. A run with a fixed task
     has the mean `in_context_loss` and `in_weight_loss`.
+
+    - `found`: what `diagnose_run` returns.
+
+    >>> import iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> init = icl.Separate.initialiser(task, heads=2, scale=0.1)
+    >>> how = {"until": 2000, "seeds": 1, "record": ["loss", "weights"]}
+    >>> runs = icl.sweep(task, init, icl.Descent(0.2), **how)
+    >>> found = icl.diagnosis.diagnose_run(runs, source=task, init=init)
+    >>> [row["algorithm"] for row in icl.diagnosis.stage_rows(found)]
+    ['zero', 'PCR-1', 'least squares (= PCR-D)']
     """
     names = {"algorithm": "stage_algorithm", "margin": "stage_margin"}
     names |= {name: f"stage_{name}" for name in TESTS}
@@ -342,7 +386,19 @@ def stage_rows(found: xr.Dataset) -> list[dict[str, Any]]:
 
 
 def spells(found: xr.Dataset) -> list[dict[str, Any]]:
-    """Stretches of time with one best match, also those too brief to be a plateau."""
+    """Stretches of time with one best match, also those too brief to be a plateau.
+
+    - `found`: what `diagnose_run` returns.
+
+    >>> import iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> init = icl.Separate.initialiser(task, heads=2, scale=0.1)
+    >>> how = {"until": 2000, "seeds": 1, "record": ["loss", "weights"]}
+    >>> runs = icl.sweep(task, init, icl.Descent(0.2), **how)
+    >>> found = icl.diagnosis.diagnose_run(runs, source=task, init=init)
+    >>> icl.diagnosis.spells(found)[0]["algorithm"]
+    'zero'
+    """
     found = found.isel(time=np.isfinite(found["loss"].values))
     algorithms, times = found["algorithm"].values, found["time"].values
     change = np.flatnonzero(algorithms[1:] != algorithms[:-1]) + 1

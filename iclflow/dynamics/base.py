@@ -49,6 +49,8 @@ class Trajectory(eqx.Module):
     Under a schedule it is 2 Σ ηₛ. Rules such as Adam keep no such clock: `timed` is False, and
     `time` is the number of steps.
 
+    - `result`: how the run ended.
+
     >>> import jax, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
     >>> model = icl.Merged.initialiser(task, heads=2, scale=0.1)(jax.random.key(0))
@@ -115,11 +117,19 @@ class AbstractDynamics(Displayed):
     """How to train. For how long is not its affair: `until` says when a run ends.
 
     Time is counted in *marks*: whole steps for descent, t/τ for a flow.
+
+    >>> import iclflow as icl
+    >>> [isinstance(how, icl.AbstractDynamics) for how in (icl.Descent(0.1), icl.Flow())]
+    [True, True]
+    >>> icl.Descent(0.1).whole, icl.Flow().whole
+    (True, False)
     """
 
     # Fields of the state that all runs of a batch share, so that the loop over steps needs no
     # per-run condition.
     shared: ClassVar[tuple[str, ...]] = ()
+    # Whether the marks are whole steps, and not times t/τ.
+    whole: ClassVar[bool] = False
 
     @abc.abstractmethod
     def init(self, loss: AbstractLoss, model: AbstractModel, key: PRNGKeyArray) -> Any:
@@ -140,9 +150,21 @@ class AbstractDynamics(Displayed):
     def time(self, marks: ArrayLike) -> Any:
         """The time at the marks: t/τ, or the number of steps where no such clock is kept."""
 
+    def steps(self, time: ArrayLike) -> Any:
+        """The first marks at which the clock shows `time` or more: the inverse of `time`.
+
+        The marks of a flow are the times themselves.
+        """
+        return np.asarray(time, float)
+
     def rate_at(self, step: ArrayLike) -> Any:
         """The learning rate at a step (or steps); None for a dynamics without one."""
         del step
+
+    @property
+    def constant_rate(self) -> float | None:
+        """The learning rate where it is the same at every step, else None."""
+        return None
 
     @abc.abstractmethod
     def spread(self, until: float, count: int) -> np.ndarray:

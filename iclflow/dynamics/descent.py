@@ -133,6 +133,12 @@ class Optax(AbstractOptimiser):
 
     - `make`: rate -> transformation: a function of Optax, one of your own, or
       `functools.partial(optax.lion, b1=0.95)`.
+
+    >>> import optax, iclflow as icl
+    >>> icl.Descent(1e-3, optax.lion).optimiser == icl.Optax(optax.lion)
+    True
+    >>> icl.Descent(1e-3, icl.Optax(optax.lion)).keeps_time
+    False
     """
 
     make: Any = eqx.field(static=True)
@@ -214,7 +220,10 @@ class Run(eqx.Module):
 
 
 class DescentState(eqx.Module):
-    """Everything needed to go on with a run."""
+    """Everything needed to go on with a run.
+
+    - `run`: weights, state of the optimiser and key of one run.
+    """
 
     run: Run
     step: Int[Array, ""]  # shared by all runs of a batch, so the loop needs no per-run test
@@ -264,6 +273,7 @@ class Descent(AbstractDynamics):
     """
 
     shared = ("step",)
+    whole = True
 
     rate: Float[Array, ""] | Callable[[Any], Any]
     optimiser: AbstractOptimiser
@@ -293,6 +303,10 @@ class Descent(AbstractDynamics):
     @property
     def keeps_time(self) -> bool:
         return self.optimiser.keeps_time
+
+    @property
+    def constant_rate(self) -> float | None:
+        return None if callable(self.rate) else float(self.rate)
 
     def rate_at(self, step: ArrayLike) -> Float[Array, "*steps"]:
         """The learning rate η of the step that follows so many steps."""
@@ -497,6 +511,9 @@ def sharpness(loss: AbstractLoss, model: AbstractModel, iterations: int = 40) ->
     Descent at rate η is stable there while η · sharpness < 2. Only weights that exist are
     counted: full blocks are several times sharper than frozen ones.
 
+    - `loss`, `model`: the loss, and the weights at which it is taken.
+    - `iterations`: Hessian-vector products; the eigenvalue is exact for as many weights.
+
     >>> import jax, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
     >>> model = icl.Merged.initialiser(task, heads=1, scale=0.0)(jax.random.key(0))
@@ -520,6 +537,17 @@ def reference_minimum(loss: AbstractLoss, model: AbstractModel) -> AbstractModel
     separate: one head for R modes, E9), so its sharpness tells the stable rate beforehand. Of a
     linear model of your own, which need not know such weights, it is where its own gradient flow
     from the given weights comes within a hundredth of the least loss.
+
+    - `loss`: the loss; it says the solution.
+    - `model`: any weights of the model's kind.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> model = icl.Separate.initialiser(task, heads=2, scale=0.1)(jax.random.key(0))
+    >>> loss = icl.Population(task)
+    >>> least = loss(icl.dynamics.reference_minimum(loss, model))
+    >>> bool(abs(least - icl.theory.plateau_losses(task)[-1]) < 1e-6)
+    True
     """
     layers = model.attention_layers()
     found = model.at_minimum(_minimum(loss, layers[0])) if layers else None
@@ -565,6 +593,9 @@ def stable_rate(
     """The rate at the stated fraction of descent's stability limit 2 / sharpness at the end.
 
     Of a `Curriculum` it is the smallest of its losses' rates.
+
+    - `loss`, `model`: the loss, and initial weights of the model.
+    - `fraction`: of the limit; a quarter if omitted.
 
     >>> import jax, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)

@@ -45,7 +45,12 @@ class NextStep(eqx.Module):
 
 
 class FlowState(eqx.Module):
-    """Everything needed to go on with a flow."""
+    """Everything needed to go on with a flow.
+
+    - `model`: the weights reached.
+    - `result`: how the solver does.
+    - `step`: what the solver takes along to its next step.
+    """
 
     model: AbstractModel
     mark: Float[Array, "*runs"]  # the time t/τ reached

@@ -86,6 +86,8 @@ class Rosenbrock(diffrax.AbstractAdaptiveSolver[None]):
     Reference: E. Hairer, G. Wanner, "Solving Ordinary Differential Equations II", 2nd ed. (1996),
     Section IV.7 and the code RODAS.
 
+    - `system`: that in the eigenvectors of the task, which `Flow` gives.
+
     >>> import iclflow as icl
     >>> icl.Flow(1e-8, solver=icl.Rosenbrock()).solver.products
     2000

@@ -118,6 +118,12 @@ def explore(
       of these very prompts.
     - `out`: the file; a temporary one if omitted.
     - `browser`: whether to open it.
+
+    >>> import tempfile, iclflow as icl
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     page = icl.explore(settings={"heads": 4}, out=f"{folder}/page.html", browser=False)
+    ...     page.name
+    'page.html'
     """
     path = Path(tempfile.mkdtemp(prefix="iclflow-")) / "explorer.html" if out is None else Path(out)
     write_text(path, page(runs, settings, source, init))

@@ -53,6 +53,7 @@ class EscapeFit:
       `limit` is the slope for vanishing weights. `time` and `theory_time` are the times
       themselves; `local` has the slope between neighbouring values of the axis (median over seeds),
       which shows whether there is one law at all.
+    - `notes`: what a reader should know of it, in sentences.
 
     >>> import iclflow as icl
     >>> task = icl.Task([1.0, 0.5], context=8)

@@ -176,7 +176,7 @@ def changes(loss: AbstractLoss) -> bool:
     """Whether a loss is another one later in training, by jumps or smoothly.
 
     >>> import iclflow as icl
-
+    >>> from iclflow.losses.base import changes
     >>> task = icl.Task([0.5, 0.3], context=15)
     >>> changes(icl.Population(task)), changes(icl.Curriculum({0: task, 400: task}))
     (False, True)

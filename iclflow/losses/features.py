@@ -111,7 +111,12 @@ def _is_linear(model: Any, size: int, outputs: int) -> bool | None:
 
 
 class AbstractStatistic(eqx.Module):
-    """Numbers that say all that a model takes from the context of a prompt."""
+    """Numbers that say all that a model takes from the context of a prompt.
+
+    >>> import iclflow as icl
+    >>> isinstance(icl.FullFeatures(), icl.AbstractStatistic)
+    True
+    """
 
     @abc.abstractmethod
     def statistic(self, prompt: Prompt) -> Float[Array, " K"]:
@@ -119,7 +124,14 @@ class AbstractStatistic(eqx.Module):
 
 
 class AbstractFeatureMap(AbstractStatistic):
-    """Features φ = statistic ⊗ x_q, in which linear models are linear: ŷ_o = Σ W[o,k,c] φ[k,c]."""
+    """Features φ = statistic ⊗ x_q, in which linear models are linear: ŷ_o = Σ W[o,k,c] φ[k,c].
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> softmax = icl.Softmax.initialiser(task, heads=2, scale=0.1)(jax.random.key(0))
+    >>> icl.FullFeatures().count(task), icl.FullFeatures().admits(softmax) is None
+    (12, False)
+    """
 
     @abc.abstractmethod
     def weights(self, model: AbstractModel) -> Float[Array, "O K D"]:
@@ -240,6 +252,13 @@ class TwoLayerFeatures(AbstractFeatureMap):
     """β and β ⊗ Λ̂, in which two layers are linear: ŷ = βᵀ(Γ₀ + Γ₁)x_q - βᵀΓ₀Λ̂Γ₁x_q (D4).
 
     There are D² + D³(D+1)/2 of them: 176 at D = 4, 2,368 at D = 8.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> loss = icl.Moments.sample(task, 100, jax.random.key(0), features=icl.TwoLayerFeatures())
+    >>> layers = icl.Layers.initialiser(task, layers=2, heads=2, scale=0.1)(jax.random.key(1))
+    >>> icl.TwoLayerFeatures().count(task), float(loss(layers)) > 0
+    (16, True)
     """
 
     def statistic(self, prompt: Prompt) -> Float[Array, " K"]:
@@ -278,6 +297,10 @@ class TwoLayerFeatures(AbstractFeatureMap):
 
 class Features(AbstractPromptLoss):
     """Mean squared error from per-prompt features; exact, cost independent of N.
+
+    - `statistic`, `query`, `target`: what is kept of P prompts at n context lengths. `sample` and
+      `of` make them.
+    - `map`: the features.
 
     >>> import jax, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)

@@ -38,6 +38,7 @@ def label_rows(
     - `sequences`: how many prompts.
     - `equal_shares`: prompt p has task p modulo M of a `Pool` of M, so that all are used equally
       often; drawn at random if False.
+    - `key`: draws the prompts.
 
     >>> import jax, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=100_000)

@@ -210,6 +210,8 @@ def _means(given: tuple[Int[Array, ""], int], total: Sums) -> Sums:
 def population_moments(task: AbstractTask) -> Moments:
     """The exact P → ∞ moments of the full features; Gaussian inputs, any law of the tasks.
 
+    - `task`: with Gaussian inputs.
+
     >>> import iclflow as icl
     >>> round(float(icl.population_moments(icl.Task([0.6, 0.3], context=31)).power), 6)
     0.9

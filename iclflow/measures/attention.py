@@ -11,7 +11,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 def find_period(tokens: Int[Array, " n"]) -> Int[Array, ""]:
-    """The shortest p for which every token equals the one p before it."""
+    """The shortest p for which every token equals the one p before it.
+
+    - `tokens`: the numbers of the tokens of one sequence.
+
+    >>> import jax.numpy as jnp, iclflow as icl
+    >>> int(icl.measures.find_period(jnp.asarray([3, 1, 4, 3, 1, 4, 3])))
+    3
+    """
     length = tokens.shape[0]
     place = jnp.arange(length)
     back = place[None, :] - place[:, None]  # [p, position]
@@ -50,6 +57,14 @@ def previous_token_score(
 
     The arguments are those of `prefix_matching_score`. Induction heads need a head in an earlier
     layer that looks one token back, so this score tends to rise first.
+
+    - `attention`, `tokens`: the attention of each head on P sequences, and the sequences.
+
+    >>> import jax.numpy as jnp, iclflow as icl
+    >>> tokens = jnp.asarray([[0, 1, 2, 0, 1, 2]])
+    >>> one_back = jnp.eye(6, k=-1).at[0, 0].set(1.0)
+    >>> float(icl.measures.previous_token_score(one_back[None], tokens))
+    1.0
     """
     return _mean_attention(attention, tokens, lambda read: jnp.eye(read.shape[0], k=-1, dtype=bool))
 

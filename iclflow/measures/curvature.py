@@ -14,6 +14,8 @@ class Ritz(eqx.Module):
     """Approximate eigenpairs of a symmetric operator, largest first.
 
     A true eigenvalue lies within `residuals[i]` = ‖A yᵢ - θᵢ yᵢ‖ of θᵢ = `values[i]`.
+
+    - `vectors`: the yᵢ, as rows.
     """
 
     values: Float[Array, " m"]
@@ -27,6 +29,14 @@ def hessian_vector_product(
     """v ↦ H v for the Hessian of a scalar function of a pytree, on flattened vectors.
 
     The product is computed in the precision of the point, and has that of the vector.
+
+    - `function`: takes the pytree and returns one number.
+    - `point`: the pytree at which the Hessian is taken.
+
+    >>> import jax.numpy as jnp, iclflow as icl
+    >>> product = icl.measures.hessian_vector_product(lambda x: jnp.sum(x**4), jnp.ones(2))
+    >>> product(jnp.asarray([1.0, 0.0])).tolist()
+    [12.0, 0.0]
     """
     flat, unravel = ravel_pytree(point)
     # linearised once: a product then costs the tangent alone
@@ -43,6 +53,15 @@ def lanczos(
     subspace is exhausted) a fresh direction is taken: repeated eigenvalues are then found with
     their multiplicity, and with `steps >= size` all of them. The ends of the spectrum converge
     first. Runs under `jit` and `vmap`; dtype is that of JAX's default float.
+
+    - `product`: multiplies a vector of R^n with the operator; n is `size`.
+    - `key`: draws the first direction.
+
+    >>> import jax, jax.numpy as jnp, iclflow as icl
+    >>> matrix = jnp.diag(jnp.asarray([3.0, 1.0, 1.0]))
+    >>> found = icl.measures.lanczos(lambda v: matrix @ v, 3, jax.random.key(0))
+    >>> found.values.round(6).tolist()
+    [3.0, 1.0, 1.0]
     """
     diagonal, beta, basis = _krylov(product, size, key, steps)
     count = diagonal.shape[0]
@@ -104,6 +123,14 @@ def top_eigenvalues(
     """The `count` largest eigenvalues by `lanczos`; the first is the sharpness of a Hessian.
 
     `start` is the first direction, of the weights' dtype; random, if not given.
+
+    - `product`, `size`, `key`, `steps`: as in `lanczos`.
+
+    >>> import jax, jax.numpy as jnp, iclflow as icl
+    >>> matrix = jnp.diag(jnp.asarray([3.0, 1.0, 1.0]))
+    >>> top = icl.measures.top_eigenvalues(lambda v: matrix @ v, 3, jax.random.key(0), count=2)
+    >>> top.round(6).tolist()
+    [3.0, 1.0]
     """
     return spectrum_ends(product, size, key, count=count, steps=steps, start=start)[0]
 
@@ -128,6 +155,8 @@ def spectrum_ends(
 
     The lowest eigenvalue of a Hessian is negative at a saddle.
 
+    - `size`: the dimension of the vectors.
+
     >>> import jax, jax.numpy as jnp
     >>> from iclflow.measures import spectrum_ends
     >>> top, lowest = spectrum_ends(lambda v: jnp.array([3.0, 1.0, -2.0]) * v, 3, jax.random.key(0))
@@ -149,6 +178,7 @@ def operator_trace(
     - `probes`: products. Where there are as many as dimensions the trace is exact, by unit vectors.
       Otherwise it is the mean of zᵀA z over vectors of random signs (Hutchinson), with the standard
       error (2 Σ_{i≠j} A_ij² / probes)^(1/2).
+    - `size`: the dimension of the vectors.
 
     >>> import jax, jax.numpy as jnp
     >>> from iclflow.measures import operator_trace

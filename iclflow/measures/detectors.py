@@ -15,7 +15,10 @@ from iclflow.measures.stages import Clock
 
 @dataclasses.dataclass(frozen=True)
 class Curvature:
-    """A second derivative over time (or lag)."""
+    """A second derivative over time (or lag).
+
+    - `time`, `value`: the grid, and the derivative on it.
+    """
 
     time: Float[np.ndarray, " G"]
     value: Float[np.ndarray, " G"]
@@ -41,6 +44,18 @@ def time_curvature(
 
     With `Clock.LOG` and the loss this is the baseline d²L/d(ln t)²: lowest where a drop begins,
     highest where it ends. With a weight norm ‖M(t)‖_F it is the norm curvature.
+
+    - `time`, `values`: the curve.
+    - `clock`: whether the derivative is over t or over ln t.
+    - `points`: of the even grid that the curve is interpolated on.
+    - `window`: how many of them the filter takes at a time.
+
+    >>> import numpy as np, iclflow as icl
+    >>> time = np.linspace(0, 10, 400)
+    >>> loss = 1 / (1 + np.exp(8 * (time - 4)))
+    >>> found = icl.measures.time_curvature(time, loss, clock=icl.measures.Clock.LINEAR)
+    >>> bool(found.time[np.argmin(found.value)] < 4 < found.time[np.argmax(found.value)])
+    True
     """
     times, curve = _curve(time, values)
     if clock is Clock.LOG:
@@ -57,6 +72,13 @@ def autocorrelation(
 
     The mean is over the pairs that exist. Curves on an uneven grid are first interpolated on
     `points` even times (as many as the curve has, if omitted).
+
+    - `time`, `loss`: the curve.
+
+    >>> import numpy as np, iclflow as icl
+    >>> lags, found = icl.measures.autocorrelation(np.arange(100.0), np.ones(100))
+    >>> len(lags), bool(np.allclose(found, 1))
+    (90, True)
     """
     times, curve = _curve(time, loss)
     count = times.size if points is None else points
@@ -76,7 +98,20 @@ def autocorrelation_curvature(
     points: int | None = None,
     window: int = 11,
 ) -> Curvature:
-    """A″(lag), whose peaks mark the drops; d²A/d(ln lag)² on a log clock, better in noise."""
+    """A″(lag), whose peaks mark the drops; d²A/d(ln lag)² on a log clock, better in noise.
+
+    - `time`, `loss`: the curve.
+    - `clock`: whether the derivative is over the lag or over its logarithm.
+    - `points`: as in `autocorrelation`.
+    - `window`: how many points the filter of the derivative takes at a time.
+
+    >>> import numpy as np, iclflow as icl
+    >>> time = np.linspace(0, 10, 400)
+    >>> loss = 1 / (1 + np.exp(8 * (time - 4)))
+    >>> found = icl.measures.autocorrelation_curvature(time, loss)
+    >>> bool(abs(found.time[np.argmax(found.value)] - 4) < 1)
+    True
+    """
     lags, values = autocorrelation(time, loss, points)
     if clock is Clock.LOG:
         return time_curvature(lags, values, clock=clock, window=max(window, 21))

@@ -62,7 +62,10 @@ class InContext:
 
 
 class ByPosition(NamedTuple):
-    """Three curves [T] of a table of losses by position."""
+    """Three curves [T] of a table of losses by position.
+
+    - `early`, `late`: the means over the early and over the late positions.
+    """
 
     loss: Float[np.ndarray, " T"]  # the mean over all positions
     early: Float[np.ndarray, " T"]

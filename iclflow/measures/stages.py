@@ -53,7 +53,11 @@ class Clock(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Plateau:
-    """A slow stretch: from 90% of the drop before to 10% of the drop after."""
+    """A slow stretch: from 90% of the drop before to 10% of the drop after.
+
+    - `start`, `end`: in the time of the curve.
+    - `confidence`: see `Stages`.
+    """
 
     start: float
     end: float
@@ -63,7 +67,11 @@ class Plateau:
 
 @dataclasses.dataclass(frozen=True)
 class Drop:
-    """A fast stretch. `time` is where the loss crosses halfway between the two levels."""
+    """A fast stretch. `time` is where the loss crosses halfway between the two levels.
+
+    - `before`, `after`: the levels between which it falls.
+    - `confidence`: see `Stages`.
+    """
 
     time: float
     start: float  # 10% down
@@ -88,6 +96,9 @@ class Stages:
     Every drop has a plateau before it and, unless it is incomplete, one after it. Confidence is
     the share of resampled curves, each read with thresholds changed by up to a factor 1.5, in
     which the plateau or drop is found again; NaN without resampling.
+
+    - `plateaus`, `drops`: the slow stretches and the fast ones.
+    - `clock`: the time in which a plateau is long.
 
     >>> import numpy as np, iclflow as icl
     >>> t = np.linspace(0, 10, 200)
@@ -183,6 +194,8 @@ def find_stages(
     - `resolution`: bins of equal width; if omitted they are as narrow as the curve asks for.
     - `false_alarms`: the largest p-value of a drop, about the share of curves without one in which
       one is found. It is also the largest p-value with which a drop is called in-context learning.
+    - `clock`: the time in which a plateau is long.
+    - `seed`: of the curves that are drawn.
 
     >>> import numpy as np
     >>> from iclflow.measures import find_stages
@@ -245,7 +258,18 @@ def find_stages(
 
 
 def find_stages_of_runs(time: Any, losses: Any, **options: Any) -> list[Stages]:
-    """`find_stages` of many curves on one time axis, [seeds, T]."""
+    """`find_stages` of many curves on one time axis, [seeds, T].
+
+    - `time`: the times of the saved points.
+    - `losses`: a curve for every seed.
+    - `options`: those of `find_stages`.
+
+    >>> import numpy as np, iclflow as icl
+    >>> t = np.linspace(0, 10, 200)
+    >>> losses = [1 / (1 + np.exp(4 * (t - middle))) for middle in (4, 5, 6)]
+    >>> [len(s.drops) for s in icl.measures.find_stages_of_runs(t, losses, resamples=0)]
+    [1, 1, 1]
+    """
     return [find_stages(time, loss, **options) for loss in np.atleast_2d(np.asarray(losses))]
 
 
@@ -256,6 +280,16 @@ def stages_dataset(found: Sequence[Stages], seeds: Sequence[int] | None = None) 
     `drop_end`, `drop_size`, `drop_complete` (1 or 0), `drop_confidence`, `drop_p_value`, and with
     losses early and late `in_context_share`, `in_context_error`, `in_context_p_value`,
     `in_context_label` (1 or 0); [seed]: `stage_count`, `drop_count`, `noise`.
+
+    - `found`: the stages of every run.
+    - `seeds`: the labels of the runs; numbered if omitted.
+
+    >>> import numpy as np, iclflow as icl
+    >>> t = np.linspace(0, 10, 200)
+    >>> losses = [1 / (1 + np.exp(4 * (t - middle))) for middle in (4, 5, 6)]
+    >>> found = icl.measures.find_stages_of_runs(t, losses, resamples=0)
+    >>> icl.measures.stages_dataset(found).drop_time.values.round(2).ravel().tolist()
+    [4.0, 5.0, 6.0]
     """
     numbers = list(range(len(found))) if seeds is None else list(seeds)
     if len(numbers) != len(found):
@@ -635,6 +669,14 @@ def change_time(time: Any, values: Any, *, since: float = 0.0, left: float = 0.5
     falling, it is where it crosses the middle; for one that first goes away from its end, where
     half of the way back is left. Later the curve stays closer to its end than that. Linear between
     saved times; NaN for a curve that does not change, or with fewer than two finite values.
+
+    - `time`, `values`: the curve f.
+    - `since`: the time from which the largest value is taken.
+    - `left`: the share of it that is left at the time wanted.
+
+    >>> import iclflow as icl
+    >>> icl.measures.change_time([0.0, 1.0, 2.0, 3.0], [1.0, 1.0, 0.0, 0.0])
+    1.5
     """
     times, curve = np.asarray(time, float), np.asarray(values, float)
     if times.ndim != 1 or times.shape != curve.shape:
@@ -661,6 +703,9 @@ def first_crossing(time: Any, curve: Any, level: float) -> float:
 
     NaN too for a curve that begins below.
 
+    - `time`, `curve`: the saved times, and the curve at them.
+    - `level`: the level.
+
     >>> import iclflow as icl
     >>> icl.measures.first_crossing([0.0, 1.0, 2.0], [1.0, 0.5, 0.0], 0.25)
     1.5
@@ -674,6 +719,11 @@ def first_crossings(time: Any, curves: Any, levels: Any) -> np.ndarray:
     - `time`: the times of the points, [T] for all curves or [..., T].
     - `curves`: the values of the curves.
     - `levels`: the levels to be crossed from above; a list will do.
+
+    >>> import iclflow as icl
+    >>> curves = [[1.0, 0.5, 0.0], [1.0, 1.0, 0.0]]
+    >>> icl.measures.first_crossings([0.0, 1.0, 2.0], curves, [0.75, 0.25]).tolist()
+    [[0.5, 1.5], [1.25, 1.75]]
     """
     levels = np.asarray(levels, float)
     try:

@@ -18,6 +18,12 @@ def right_basis(
 
     Without `count`, all of them, where rows that belong to a singular value at rounding level
     are zero: the projector VᵀV is then the one on the row space.
+
+    - `matrix`: M.
+
+    >>> import jax.numpy as jnp, iclflow as icl
+    >>> abs(icl.measures.right_basis(jnp.diag(jnp.asarray([1.0, 2.0])), count=1)).tolist()
+    [[0.0, 1.0]]
     """
     if isinstance(matrix, FactoredMatrix):
         _, values, vt = matrix.svd()
@@ -42,6 +48,14 @@ def subspace_distance(
 
     V holds the right singular vectors of M; it is 0 for any invertible M unless only the top
     `count` are used. For M∞ = 0 there is nothing to reach and the distance is 0.
+
+    - `matrix`: M, at some time.
+    - `final`: M∞, at the end.
+
+    >>> import jax.numpy as jnp, iclflow as icl
+    >>> now, end = jnp.diag(jnp.asarray([1.0, 0.0])), jnp.diag(jnp.asarray([4.0, 3.0]))
+    >>> round(float(icl.measures.subspace_distance(now, end)), 6)
+    0.6
     """
     return unexplained(final, right_basis(matrix, count))
 
@@ -49,7 +63,15 @@ def subspace_distance(
 def unexplained(
     final: Float[Array, "m n"] | FactoredMatrix, basis: Float[Array, "k n"]
 ) -> Float[Array, ""]:
-    """‖M∞ (I - V Vᵀ)‖_F / ‖M∞‖_F: the share of M∞ outside the span of the rows of `basis`."""
+    """‖M∞ (I - V Vᵀ)‖_F / ‖M∞‖_F: the share of M∞ outside the span of the rows of `basis`.
+
+    - `final`: M∞.
+
+    >>> import jax.numpy as jnp, iclflow as icl
+    >>> end = jnp.diag(jnp.asarray([4.0, 3.0]))
+    >>> round(float(icl.measures.unexplained(end, jnp.eye(2)[:1])), 6)
+    0.6
+    """
     if isinstance(final, FactoredMatrix):
         outer = jnp.linalg.qr(final.left, mode="r")
         inner = final.right
@@ -65,6 +87,12 @@ def projector_distance(first: Float[Array, "k n"], second: Float[Array, "k n"]) 
     """‖P₁ - P₂‖_F / √(2k), the root mean square sine of the principal angles: 0 to 1.
 
     From the residual rather than from k - ‖V₁V₂ᵀ‖², which would lose half the digits.
+
+    - `first`, `second`: the subspaces, as orthonormal rows.
+
+    >>> import jax.numpy as jnp, iclflow as icl
+    >>> round(float(icl.measures.projector_distance(jnp.eye(3)[:2], jnp.eye(3)[1:])), 4)
+    0.7071
     """
     rest = second - (second @ first.T) @ first
     return jnp.linalg.norm(rest) / jnp.sqrt(first.shape[0])
@@ -75,6 +103,12 @@ def principal_angles(first: Float[Array, "k n"], second: Float[Array, "l n"]) ->
 
     From cosines where they are small and sines where they are small, so that every angle has
     full precision.
+
+    - `first`, `second`: the subspaces, as orthonormal rows.
+
+    >>> import jax.numpy as jnp, iclflow as icl
+    >>> icl.measures.principal_angles(jnp.eye(3)[:2], jnp.eye(3)[1:]).round(4).tolist()
+    [1.5708, 0.0]
     """
     if first.shape[0] < second.shape[0]:
         first, second = second, first
@@ -86,7 +120,15 @@ def principal_angles(first: Float[Array, "k n"], second: Float[Array, "l n"]) ->
 
 
 def consecutive_distances(bases: Float[Array, "T k n"]) -> Float[Array, " T-1"]:
-    """Projector distance from each saved subspace to the one before: needs no last checkpoint."""
+    """Projector distance from each saved subspace to the one before: needs no last checkpoint.
+
+    - `bases`: orthonormal rows of the subspace at every saved time.
+
+    >>> import jax.numpy as jnp, iclflow as icl
+    >>> bases = jnp.eye(3)[jnp.asarray([[0], [0], [1]])]
+    >>> icl.measures.consecutive_distances(bases).tolist()
+    [0.0, 1.0]
+    """
     previous, following = bases[:-1], bases[1:]
     overlap = jnp.einsum("tkn,tln->tkl", following, previous)
     rest = following - jnp.einsum("tkl,tln->tkn", overlap, previous)

@@ -327,7 +327,13 @@ class AbstractInitialiser(Displayed):
 
 @eqx.filter_jit
 def draw_model(init: AbstractInitialiser, key: PRNGKeyArray) -> AbstractModel:
-    """`init(key)`, compiled once for all keys."""
+    """`init(key)`, compiled once for all keys.
+
+    >>> import jax, iclflow as icl
+    >>> init = icl.Merged.initialiser(4, heads=2, scale=0.1)
+    >>> icl.models.draw_model(init, jax.random.key(0)).merged.shape
+    (2, 4, 4)
+    """
     return init(key)
 
 
@@ -342,6 +348,11 @@ def draw_models(
     - `init`: the initialiser; where each seed has its own, their arrays are stacked.
     - `seeds`: seed s draws `init(jax.random.key(s))`.
     - `axis`: None where all seeds share one initialiser, `eqx.if_array(0)` for a stack of them.
+
+    >>> import iclflow as icl
+    >>> init = icl.Merged.initialiser(4, heads=2, scale=0.1)
+    >>> icl.models.draw_models(init, range(3)).merged.shape
+    (3, 2, 4, 4)
     """
     return _draw_models(init, jnp.asarray(np.asarray(seeds, np.uint32)), axis)
 
@@ -356,7 +367,12 @@ def _draw_models(init: AbstractInitialiser, seeds: UInt32[Array, " S"], axis: An
 
 @once_a_kind
 def empty_model(init: AbstractInitialiser) -> AbstractModel:
-    """A model as `init` draws it with zeros for weights: its kind, shapes and types."""
+    """A model as `init` draws it with zeros for weights: its kind, shapes and types.
+
+    >>> import iclflow as icl
+    >>> icl.models.empty_model(icl.Merged.initialiser(4, heads=2, scale=0.1)).merged.shape
+    (2, 4, 4)
+    """
     shapes = eqx.filter_eval_shape(draw_model, init, jax.random.key(0))  # compiles nothing
     zeros = lambda a: jax.device_put(np.zeros(a.shape, a.dtype))  # noqa: E731
     kind = jax.ShapeDtypeStruct

@@ -95,7 +95,10 @@ class LabelRow(AbstractLinearModel):
 
 
 class LabelRowInitialiser(AbstractInitialiser):
-    """key -> `LabelRow` with entries N(0, deviation²)."""
+    """key -> `LabelRow` with entries N(0, deviation²).
+
+    - `deviation`, `size`, `rank`: as in `LabelRow.initialiser`, with D for the source.
+    """
 
     deviation: Float[Array, ""]
     size: int = eqx.field(static=True)

@@ -155,7 +155,10 @@ class ConvNet(AbstractNetwork):
 
 
 class NetworkInitialiser(AbstractInitialiser):
-    """key -> the network of a kind equivalent to the attention that `inner` draws."""
+    """key -> the network of a kind equivalent to the attention that `inner` draws.
+
+    - `kind`: the class of the network, such as `MLP`.
+    """
 
     inner: AbstractInitialiser
     kind: type[AbstractNetwork] = eqx.field(static=True)

@@ -90,7 +90,10 @@ class Softmax(AbstractModel):
 
 
 class SoftmaxInitialiser(AbstractInitialiser):
-    """key -> `Softmax` of the attention that `inner` draws."""
+    """key -> `Softmax` of the attention that `inner` draws.
+
+    - `query_key`: whether the query is among its keys.
+    """
 
     inner: AbstractInitialiser
     query_key: bool = eqx.field(static=True, default=True)

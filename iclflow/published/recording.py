@@ -33,7 +33,11 @@ TESTS = {"in_weight": "iwl", "in_context": "icl"}
 
 @dataclasses.dataclass(frozen=True)
 class RecordedRun:
-    """One recorded run: what it was given, and what was measured before every update."""
+    """One recorded run: what it was given, and what was measured before every update.
+
+    - `options`: of the published code, read from `arguments`.
+    - `train`: the training loss.
+    """
 
     options: Options
     arguments: dict[str, Any]  # all that was stored beside the arrays
@@ -174,6 +178,12 @@ class Replayed:
 
     None where the recording has no such curve; infinite where the repetition is not finite.
     Epochs from the first one on where the recorded loss is not finite are left out.
+
+    - `recording`, `run`: the recorded run and its repetition.
+    - `epochs`: how many are compared.
+    - `max_abs_loss`, `max_abs_values`: the differences of the training loss and the value weights.
+    - `max_abs_in_context`, `max_abs_in_weight`: those of the test losses.
+    - `seconds`: how long the repetition took.
     """
 
     recording: RecordedRun
@@ -203,7 +213,23 @@ class Replayed:
 
 
 def replay(recording: RecordedRun, progress: Progress | None = None) -> Replayed:
-    """Train from the recorded weights on the recorded sequences, and compare at every epoch."""
+    """Train from the recorded weights on the recorded sequences, and compare at every epoch.
+
+    - `recording`: what `RecordedRun.load` reads.
+    - `progress`: called as the run trains.
+
+    >>> import jax, numpy as np, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=7)
+    >>> model = icl.Merged.initialiser(task, heads=2, scale=0.1)(jax.random.key(0))
+    >>> prompts = icl.published.prompt_set(task, 1.0, 20, jax.random.key(1))
+    >>> loss = icl.published.published_loss(prompts, model)
+    >>> run = icl.simulate(loss, model, icl.Descent(0.1), saveat=range(3))
+    >>> options = icl.published.Options(model="attnM", head_num=2, in_dim=2, epoch=3, lr=0.1)
+    >>> curve = np.asarray(run.loss)
+    >>> recording = icl.published.RecordedRun(options, {}, model, loss, {}, curve, {}, None)
+    >>> icl.published.replay(recording).max_abs_loss < 1e-12
+    True
+    """
     finite = np.isfinite(recording.loss)
     epochs = len(finite) if finite.all() else int(np.argmin(finite))
     if epochs == 0:

@@ -30,6 +30,15 @@ def published_task(options: Options, key: PRNGKeyArray) -> Task:
     """Λ ∝ Q diag(1…D) Qᵀ or I, trace 1; w* ~ N(0, I) rescaled to norm √D.
 
     Attention is divided by nothing at fixed length and by the number of tokens at varying length.
+
+    - `options`: of the published code; they say the sizes, Λ and the portion of random tasks.
+    - `key`: draws Q and w*.
+
+    >>> import jax, iclflow as icl
+    >>> options = icl.published.Options(in_dim=3, seq_len=8)
+    >>> task = icl.published.published_task(options, jax.random.key(0))
+    >>> task.size, task.context
+    (3, 7)
     """
     rotation, direction = jax.random.split(key)
     size = options.in_dim
@@ -59,6 +68,15 @@ def prompt_set(task: Task, icl: float, count: int, key: PRNGKeyArray) -> PromptS
     icl = 1: task vectors centred and whitened to covariance exactly I (with 1/(P-1)).
     0 < icl < 1: int(P icl) random ones, not whitened, and w* for the rest.
     icl = 0: context labels N(0, 1) noise, target w*ᵀx_q.
+
+    - `task`: says the inputs and w*.
+    - `key`: draws the prompts.
+
+    >>> import jax, iclflow as icl
+    >>> options = icl.published.Options(in_dim=3, seq_len=8)
+    >>> task = icl.published.published_task(options, jax.random.key(0))
+    >>> icl.published.prompt_set(task, 1.0, 20, jax.random.key(1)).count
+    20
     """
     if icl == 1:
         drawn = PromptSet(task.in_context(), key, count, finish=with_label_targets).matched()
@@ -76,7 +94,19 @@ def prompt_set(task: Task, icl: float, count: int, key: PRNGKeyArray) -> PromptS
 def published_loss(
     prompts: AbstractPromptSet, model: AbstractModel, progress: Progress | None = None
 ) -> AbstractLoss:
-    """The loss of given prompts at the cheapest level that is exact for the model."""
+    """The loss of given prompts at the cheapest level that is exact for the model.
+
+    - `prompts`: what is trained or tested on.
+    - `model`: any weights of the model.
+    - `progress`: called while the prompts are read.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=7)
+    >>> prompts = icl.published.prompt_set(task, 1.0, 20, jax.random.key(1))
+    >>> model = icl.Merged.initialiser(task, heads=2, scale=0.1)(jax.random.key(0))
+    >>> type(icl.published.published_loss(prompts, model)).__name__
+    'Moments'
+    """
     return select(prompts, model, prompts.count).of(prompts, progress)
 
 
@@ -122,6 +152,16 @@ def train(
     The Dataset has the training loss, the value weights and, with a test set, the in-weight and
     in-context test losses (whole sequences, at varying length too) before every update. The same
     call goes on from the folder `store`.
+
+    - `options`: of the published code.
+    - `convention`: how large its initial weights are.
+    - `sampling`, `progress`: called while prompts are sampled, and while the run trains.
+
+    >>> import iclflow as icl
+    >>> sizes = {"in_dim": 2, "seq_len": 8, "trainset_size": 20, "epoch": 3}
+    >>> runs = icl.published.train(icl.published.Options(model="attnM", **sizes))
+    >>> dict(runs.loss.sizes)
+    {'time': 3}
     """
     parts = jax.random.split(jax.random.fold_in(jax.random.key(options.seed), 1), 4)
     task_key, train_key, weight_key, context_key = parts

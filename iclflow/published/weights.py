@@ -29,6 +29,8 @@ class DividedSoftmax(AbstractModel):
     """Softmax attention divided by the prompt's divisor besides.
 
     The published code divides by the number of tokens at varying length, softmax or not.
+
+    - `attention`: the attention whose softmax is taken.
     """
 
     attention: AbstractAttention
@@ -61,7 +63,11 @@ class InitConvention(enum.Enum):
 
 
 class PublishedInitialiser(AbstractInitialiser):
-    """key -> the model of the published options; the extra blocks start at 0 and are trained."""
+    """key -> the model of the published options; the extra blocks start at 0 and are trained.
+
+    - `options`: of the published code.
+    - `convention`: how large its initial weights are.
+    """
 
     scale: Float[Array, ""]  # of the value weights: their standard deviation
     other: Float[Array, ""]  # of the other layer(s)
@@ -107,6 +113,17 @@ def from_published(weights: Mapping[str, np.ndarray], options: Options) -> Abstr
     Published blocks are stacked over heads. Rows of `kq` are the query's side, so U = kqᵀ; the
     last row of `value` is (𝐯, v). What never reaches the prediction (the other value rows, the
     query's label slot) is dropped.
+
+    - `weights`: the arrays of the published code, by their names there.
+    - `options`: of that run; they say the model.
+
+    >>> import jax, iclflow as icl
+    >>> model = icl.Merged.initialiser(4, heads=2, scale=0.1)(jax.random.key(0))
+    >>> weights = icl.published.to_published(model)
+    >>> options = icl.published.Options(model="attnM", head_num=2)
+    >>> again = icl.published.from_published(weights, options)
+    >>> bool((again.merged == model.merged).all())
+    True
     """
     heads, rank, size = options.head_num, options.rank, options.in_dim
     arrays = {name: jnp.asarray(value, float) for name, value in weights.items()}
@@ -127,7 +144,15 @@ def from_published(weights: Mapping[str, np.ndarray], options: Options) -> Abstr
 
 
 def to_published(model: AbstractModel) -> dict[str, np.ndarray]:
-    """The weights in the published layout; entries that reach no prediction are 0."""
+    """The weights in the published layout; entries that reach no prediction are 0.
+
+    - `model`: merged or separate attention, softmax of these, or the MLP.
+
+    >>> import jax, iclflow as icl
+    >>> model = icl.Merged.initialiser(4, heads=2, scale=0.1)(jax.random.key(0))
+    >>> {name: array.shape for name, array in icl.published.to_published(model).items()}
+    {'kq': (10, 5), 'value': (10, 5)}
+    """
     if isinstance(model, MLP):
         heads, squared = model.first.shape
         size = round(squared**0.5)
@@ -164,6 +189,14 @@ def normalised(model: Model, rate: float, divisor: float | int) -> tuple[Model, 
     Three factors in a prediction (separate): weights times F^(1/3), rate times F^(2/3). Two
     (merged, MLP): F^(1/2) and F. All blocks scale alike. Plain gradient descent on linear models
     of one fixed length only (E8). The paper's formulas with N pairs need F = N.
+
+    - `model`, `rate`: weights and rate where S is not divided.
+
+    >>> import jax, iclflow as icl
+    >>> model = icl.Merged.initialiser(4, heads=2, scale=0.1)(jax.random.key(0))
+    >>> other, rate = icl.published.normalised(model, rate=0.001, divisor=31)
+    >>> round(rate, 6)
+    0.031
     """
     if not isinstance(model, Merged | Separate | MLP):
         raise ValueError(

@@ -36,6 +36,14 @@ def save(dataset: xr.Dataset, path: Path | str) -> Path:
 
     - `dataset`: the runs, as `sweep` returns them; of one `simulate`, `to_dataset(trajectory)`.
     - `path`: the file, which ends in `.nc`: another ending would promise another format.
+
+    >>> import tempfile, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> init = icl.Separate.initialiser(task, heads=2, scale=0.1)
+    >>> runs = icl.sweep(task, init, icl.Descent(0.2), until=9, seeds=3)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     icl.save(runs, f"{folder}/runs.nc").name
+    'runs.nc'
     """
     if not isinstance(dataset, xr.Dataset):
         raise ValueError(
@@ -72,7 +80,20 @@ def replace(dataset: xr.Dataset, path: Path | str) -> Path:
 
 
 def load(path: Path | str) -> xr.Dataset:
-    """Read a Dataset, or raise `ValueError` with a reason in one line."""
+    """Read a Dataset, or raise `ValueError` with a reason in one line.
+
+    - `path`: a file that `save`, `iclflow simulate` or another program wrote. Names of earlier
+      versions become those of this one.
+
+    >>> import tempfile, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> init = icl.Separate.initialiser(task, heads=2, scale=0.1)
+    >>> runs = icl.sweep(task, init, icl.Descent(0.2), until=9, seeds=3)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     again = icl.load(icl.save(runs, f"{folder}/runs.nc"))
+    >>> again.sizes == runs.sizes
+    True
+    """
     with opened(path) as dataset:
         return dataset.load()
 

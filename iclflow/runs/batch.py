@@ -246,6 +246,17 @@ class AbstractObserver(Protocol):
 
     An observer cannot change the runs. It says in advance where it wants to see the models, and is
     called whenever a piece of a batch is done.
+
+    >>> import iclflow as icl
+    >>> class Printer:
+    ...     def stops(self, marks):
+    ...         return [marks[-1]]
+    ...     def __call__(self, piece):
+    ...         print(f"step {piece.mark:g}")
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> init = icl.Separate.initialiser(task, heads=2, scale=0.1)
+    >>> runs = icl.sweep(task, init, icl.Descent(0.2), until=9, seeds=3, observers=[Printer()])
+    step 9
     """
 
     def stops(self, marks: np.ndarray) -> Sequence[float]:

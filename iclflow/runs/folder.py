@@ -132,6 +132,15 @@ class Snapshots:
     - `folder`: where they go.
     - `tensors`: model -> arrays by the names that other programs know.
     - `count`: how many over a run, at marks spread evenly among the save points.
+
+    >>> import pathlib, tempfile, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> init = icl.Separate.initialiser(task, heads=2, scale=0.1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     look = icl.Snapshots(folder, lambda model: {"values": model.values}, count=2)
+    ...     runs = icl.sweep(task, init, icl.Descent(0.2), until=9, seeds=1, observers=[look])
+    ...     sorted(path.name for path in pathlib.Path(folder, "seed-0").iterdir())
+    ['step-00000000.safetensors', 'step-00000009.safetensors']
     """
 
     folder: Path | str

@@ -543,6 +543,15 @@ def load(path: Path | str, *, check: bool = True) -> xr.Dataset:
     - `path`: the folder, FILE.zarr.
     - `check`: whether the checksums of all cells are compared first, which reads the whole store. A
       store with a missing or exchanged chunk is then refused. Stores of version 0.2 have none.
+
+    >>> import tempfile, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> init = icl.Separate.initialiser(task, heads=2, scale=0.1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     how = {"until": 9, "seeds": 3, "store": f"{folder}/s.zarr"}
+    ...     runs = icl.sweep(task, init, icl.Descent(0.2), **how)
+    ...     dict(icl.sweeps.load(f"{folder}/s.zarr").result.sizes)
+    {'seed': 3}
     """
     path = Path(path)
     if not (path / "zarr.json").is_file():

@@ -122,6 +122,9 @@ def sweep(
     Ctrl-C returns what was computed: later points are NaN and `result` says `interrupted`; it is
     raised where there is nothing yet, and with a `.zarr` store, which keeps what was computed.
 
+    - `init`: draws the initial weights, key -> model.
+    - `dynamics`: how to train, `Descent` or `Flow`.
+
     >>> import iclflow as icl
     >>> task = icl.Task(spectrum=[0.6, 0.3], context=15)
     >>> init = icl.Separate.initialiser(task, heads=2, scale=0.1)
@@ -164,10 +167,10 @@ def sweep(
         )
     else:
         runs = in_memory(cells, store, observers, progress)
-    rate = getattr(dynamics, "rate", None)
-    if rate is None or callable(rate) or "rate" in cells.dims:
+    if "rate" in cells.dims or dynamics.constant_rate is None:
         return runs
-    return runs.assign_attrs(rate=float(rate))  # also where the settings leave it to be chosen
+    # Also where the settings leave the rate to be chosen.
+    return runs.assign_attrs(rate=dynamics.constant_rate)
 
 
 def in_memory(

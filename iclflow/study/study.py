@@ -554,7 +554,7 @@ class Study:
     def until(self) -> float | int:
         """The end: t/τ of a flow, steps of descent; past the predicted drops if not given."""
         settings, dynamics = self.settings, self.dynamics
-        if not isinstance(dynamics, Descent):
+        if not dynamics.whole:
             assert settings.time is not None
             return settings.time
         if settings.steps is not None:
@@ -573,7 +573,7 @@ class Study:
     def needed_steps(self) -> int | None:
         """Steps past the last predicted drop, in thousands and one; None where there is none."""
         dynamics = self.dynamics
-        if not isinstance(dynamics, Descent) or self.drops.size == 0:
+        if not dynamics.whole or self.drops.size == 0:
             return None
         return 1000 * int(np.ceil(dynamics.steps(BEYOND * float(self.drops[-1])) / 1000)) + 1
 
@@ -584,7 +584,7 @@ class Study:
         The setting `save` says how they are placed: evenly in the logarithm of time, evenly in
         time, both, both and more of them around predicted drops, or as a list.
         """
-        save, end, whole = self.settings.save, self.until, isinstance(self.dynamics, Descent)
+        save, end, whole = self.settings.save, self.until, self.dynamics.whole
         kind, _, argument = save.partition(":")
         try:
             if kind in ("log", "linear", "mixed", "auto"):
@@ -612,14 +612,14 @@ class Study:
           none.
         - `count`: about how many marks are wanted.
         """
-        descent = self.dynamics if isinstance(self.dynamics, Descent) else None
-        if (descent is not None and end <= 2 * count) or self.drops.size == 0:
+        whole = self.dynamics.whole
+        if (whole and end <= 2 * count) or self.drops.size == 0:
             return np.zeros(0)
-        marks = self.drops if descent is None else descent.steps(self.drops)
+        marks = self.dynamics.steps(self.drops)
         share = np.linspace(0.85, 1.15, max(8, count // len(marks)))
         near = np.outer(marks, share).ravel()
         near = near[near <= end]
-        return near if descent is None else np.round(near).astype(int)
+        return np.round(near).astype(int) if whole else near
 
     @cached_property
     def record(self) -> tuple[str, ...]:

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from iclflow.dynamics import Descent
 from iclflow.dynamics.base import marks_until
 from iclflow.losses import AbstractLoss
 from iclflow.losses.base import jumps
@@ -308,7 +307,7 @@ studies = StudyCache()  # of this process
 def marks_of(study: Study) -> np.ndarray:
     """The save points of a study: whole steps of descent, t/τ of a flow."""
     saveat = study.saveat
-    if isinstance(study.dynamics, Descent):
+    if study.dynamics.whole:
         saveat = np.unique(np.round(saveat).astype(int))
     changes = jumps([study.loss])
     return np.asarray(marks_until(study.dynamics, study.until, saveat, SAVES, changes))
@@ -575,6 +574,12 @@ def run(
     - `progress`: as in `icl.sweep`, in cells.
 
     This is `icl.sweep` on points that are made of settings.
+
+    >>> import tempfile, iclflow as icl
+    >>> design = icl.sweeps.Design.of(spectrum=[0.6, 0.3], steps=20, scale=[0.05, 0.1], seeds=2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     dict(icl.sweeps.run(design, f"{folder}/s.zarr").result.sizes)
+    {'scale': 2, 'seed': 2}
     """
     into_store(design, out, block=block, client=client, progress=progress)
     return load(out, check=False)

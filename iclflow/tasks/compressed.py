@@ -27,6 +27,7 @@ def compressed_prompts(task: AbstractTask, sequences: int, key: PRNGKeyArray) ->
 
     - `task`: with Gaussian inputs, one context length, and labels made by the task.
     - `sequences`: how many prompts, along the leading axis.
+    - `key`: draws the prompts.
 
     >>> import jax, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=100_000, label_noise=0.5)

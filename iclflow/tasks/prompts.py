@@ -63,7 +63,17 @@ def _stacked(prompts: AbstractPromptSet) -> Prompt:
 
 
 class StackedPrompts(AbstractPromptSet):
-    """Given prompts, stacked along a leading axis and each cut to `lengths`."""
+    """Given prompts, stacked along a leading axis and each cut to `lengths`.
+
+    - `prompts`: inputs [P, N+1, D], labels and targets [P, N+1, O], the query last.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> stacked = jax.vmap(task.sample)(jax.random.split(jax.random.key(0), 5))
+    >>> prompts = icl.StackedPrompts(stacked, lengths=(7, 31))
+    >>> prompts.count, prompts.context
+    (5, 31)
+    """
 
     stacked: Prompt
     count: int = eqx.field(static=True)

@@ -11,7 +11,10 @@ from iclflow.models import AbstractLinearModel
 
 
 class ExactCoefficient(NamedTuple):
-    """λ and its multiplicity m: the volume with loss below ε is of order ε^λ (ln 1/ε)^(m-1)."""
+    """λ and its multiplicity m: the volume with loss below ε is of order ε^λ (ln 1/ε)^(m-1).
+
+    - `coefficient`, `multiplicity`: λ and m.
+    """
 
     coefficient: float
     multiplicity: int

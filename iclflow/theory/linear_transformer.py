@@ -36,6 +36,8 @@ class TransformerModes:
     Only the variances of λ matter while p₂ and q₁ are diagonal in U, so a fixed (quenched) set of
     tasks enters by its mean squares.
 
+    - `spectrum`, `context`, `variances`: s, N and v.
+
     >>> import iclflow as icl
     >>> modes = icl.theory.TransformerModes.given([1.0, 0.5], 200)
     >>> modes.size, modes.context
@@ -119,6 +121,8 @@ Weights = Float[np.ndarray, "*T D"]
 @dataclasses.dataclass(frozen=True)
 class DecoupledFlow:
     """τ_α ṗ = q (1 - p q s∞), τ_α q̇ = p (1 - p q s∞) (12).
+
+    - `modes`: those of the task.
 
     >>> import iclflow as icl
     >>> modes = icl.theory.TransformerModes.given([1.0, 0.5], 200)
@@ -220,7 +224,10 @@ class DecoupledFlow:
 
 @dataclasses.dataclass(frozen=True)
 class DiagonalCourse:
-    """Diagonal weights over time t/τ."""
+    """Diagonal weights over time t/τ.
+
+    - `time`, `p`, `q`: t/τ, and the two weights of every mode.
+    """
 
     time: Float[np.ndarray, " T"]
     p: Float[np.ndarray, "T D"]
@@ -240,6 +247,8 @@ class DiagonalCourse:
 @dataclasses.dataclass(frozen=True)
 class CoupledFlow:
     """τ ṗ = -∂L/∂p, τ q̇ = -∂L/∂q of the exact mean loss with its factor ½.
+
+    - `modes`: those of the task.
 
     >>> import numpy as np, iclflow as icl
     >>> modes = icl.theory.TransformerModes.given([1.0, 0.5], 200)
@@ -313,7 +322,12 @@ class CoupledFlow:
 
 @dataclasses.dataclass(frozen=True)
 class Optimum:
-    """a = p q at the least loss, which modes are active, and that loss (with ½)."""
+    """a = p q at the least loss, which modes are active, and that loss (with ½).
+
+    - `modes`: those of the task.
+    - `products`, `active`: a of every mode, and whether it is active.
+    - `loss`: the least loss.
+    """
 
     modes: TransformerModes
     products: Float[np.ndarray, " D"]
@@ -338,6 +352,8 @@ def optimum(modes: TransformerModes, learned: int | None = None) -> Optimum:
     With all active, L = [Σ vs + N (Σ√(vs))²/(N+1+d)]/(2 (N+1)). With `learned`, the best that the
     so many fastest modes can do alone, largest v s² first: the plateau on which they wait for the
     next, if the eigenvalues are well separated.
+
+    - `modes`: those of the task.
 
     >>> import iclflow as icl
     >>> modes = icl.theory.TransformerModes.given([1.0, 0.5], 200)
@@ -393,6 +409,8 @@ def transformer_summary(
     """The paper's theory beside the exact one; with `start` (p, q) also escape and half times.
 
     Losses have the paper's ½; times are epochs at `epoch_rate` ηP (1: times t/τ).
+
+    - `modes`: those of the task.
 
     >>> import iclflow as icl
     >>> modes = icl.theory.TransformerModes.given([1.0, 0.5], 200)
@@ -484,6 +502,14 @@ def transformer_curves(
 
     Until `end`; if omitted, three times the slowest mode's escape time. `time` [T]; `paper` and
     `exact`, the products a, and `balance`, p² - q² of the exact flow, [T, D].
+
+    - `modes`: those of the task.
+    - `start`: the numbers p and q.
+
+    >>> import iclflow as icl
+    >>> modes = icl.theory.TransformerModes.given([1.0, 0.5], 200)
+    >>> sorted(icl.theory.transformer_curves(modes, (0.1, 0.1)))
+    ['balance', 'exact', 'exact_loss', 'paper', 'paper_loss', 'time']
     """
     paper, exact = DecoupledFlow(modes), CoupledFlow(modes)
     p, q = _diagonal(modes, start)

@@ -382,6 +382,9 @@ def select(source: Source | Quadratic, model: AbstractModel) -> AbstractEngine |
     Above 2,500 weights separate key and query go by the limit of vanishing weights: the flow of all
     heads needs the square of their number.
 
+    - `source`: a task, or the loss of a sample.
+    - `model`: the initial weights.
+
     >>> import jax, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
     >>> start = icl.Merged.initialiser(task, heads=2, scale=0.01)(jax.random.key(0))

@@ -95,6 +95,8 @@ def ridge(
 
     The arguments are those of `ridge_weights`.
 
+    - `loss`, `penalty`, `method`: as there.
+
     >>> import jax, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31, label_noise=0.1)
     >>> pool = task.replace(tasks=icl.Pool([[1.0, 0.0], [0.0, 1.0]]))

@@ -34,6 +34,10 @@ LOSSES = {
     "minibatch": lambda task: icl.Minibatch(icl.Sequences.sample(task, 6, KEY), 2),
     "fresh": lambda task: icl.Fresh(task, icl.Sequences.sample(task, 6, KEY), 2),
 }
+# What these models leave to the defaults of the contract, which claim nothing.
+NO_SINGLE_ATTENTION = ("layers", "steps", "transformer", "label-row")
+NO_MINIMUM = ("steps", "transformer", "label-row")
+NO_PLATEAUS = ("label-row",)
 DYNAMICS = {"descent": icl.Descent(0.1), "adam": icl.Descent(0.1, icl.Adam()), "flow": icl.Flow()}
 
 
@@ -82,7 +86,7 @@ def test_the_attention_of_a_linear_model_predicts_the_same(name):
     prediction = model(prompt)
     assert prediction.shape == (task_of(name).outputs,)
     attention = model.as_attention()
-    if name.startswith(("layers", "transformer")):  # two layers are no single attention
+    if name.startswith(NO_SINGLE_ATTENTION):
         assert attention is None
         return
     assert isinstance(attention, icl.AbstractAttention)
@@ -95,7 +99,7 @@ def test_the_minimum_has_the_weights_asked_for(name):
     model, task = model_of(name), task_of(name)
     wanted = jnp.einsum("op,dc->opdc", jnp.eye(task.outputs), jnp.diag(jnp.array([2.0, 1.0])))
     found = model.at_minimum(wanted)
-    assert (found is None) == (name == "transformer")  # which is linear in no effective weights
+    assert (found is None) == name.startswith(NO_MINIMUM)
     layers = () if found is None else found.attention_layers()
     assert found is None or layers
     assert len(layers) == len(model.attention_layers())
@@ -114,7 +118,7 @@ def test_what_is_conserved_has_no_slope_along_the_flow(name):
 
     model = model_of(name)
     rates = rates_of(model)
-    assert rates or not isinstance(model, icl.AbstractLinearModel)
+    assert rates or not isinstance(model, icl.AbstractLinearModel) or name in NO_PLATEAUS
     for rate in rates.values():
         np.testing.assert_allclose(rate, 0.0, atol=1e-12)
 
@@ -123,7 +127,8 @@ def test_what_is_conserved_has_no_slope_along_the_flow(name):
 def test_plateaus_are_visited_in_order(name):
     model = model_of(name)
     visited = model.visits(4)
-    assert bool(visited) == isinstance(model, icl.AbstractLinearModel)
+    plateaus = isinstance(model, icl.AbstractLinearModel) and name not in NO_PLATEAUS
+    assert bool(visited) == plateaus
     assert list(visited) == sorted(set(visited))
     assert visited[:1] in ((), (0,))
     assert visited[-1:] in ((), (4,))

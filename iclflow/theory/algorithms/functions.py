@@ -28,6 +28,10 @@ class SparseBayes(AbstractPredictor):
     Every support is a hypothesis with its own evidence N(y; 0, v X_S X_Sᵀ + σ² I) and its own
     ridge regression, and the prediction is their mean, weighed by the evidence. Without noise the
     supports that fit exactly share it, which here is the limit of a small σ.
+
+    - `supports`: the places of the s entries, one row for each hypothesis.
+    - `basis`: the directions in which the tasks are sparse, as columns.
+    - `variance`, `noise`: v and σ².
     """
 
     supports: Int[Array, "C s"]
@@ -122,6 +126,8 @@ class KernelRegression(AbstractPredictor):
 
     Of all predictors that are linear in the labels it has the least loss, whatever the law is
     besides its covariance. It is the best of all where the functions are a Gaussian process.
+
+    - `task`: the law; it says k and σ².
     """
 
     task: AbstractFunctions

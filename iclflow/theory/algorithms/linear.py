@@ -36,6 +36,8 @@ class AbstractPredictor(AbstractModel):
 class LinearPredictor(AbstractLinearModel, AbstractPredictor):
     """ŷ_o = Σ_p β_pᵀ M[o, p] x_q, with β the prompt's correlation under its normaliser (8).
 
+    - `weight`: M.
+
     >>> import iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
     >>> icl.theory.least_squares(task).weight.shape
@@ -80,6 +82,8 @@ def _population(source: AbstractTask | Population) -> Population:
 def zero_predictor(source: AbstractTask | Population) -> LinearPredictor:
     """ŷ = 0, what a model at the first plateau does; its loss is E[y²].
 
+    - `source`: the task or its population, which say the sizes.
+
     >>> import iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
     >>> round(float(icl.Population(task)(icl.theory.zero_predictor(task))), 6)
@@ -95,6 +99,8 @@ def least_squares(source: AbstractTask | Population) -> LinearPredictor:
 
     For the paper's task M = (Λ + (Λ + tr(Λ) I)/N)⁻¹. It is least squares only as N → ∞ (then
     Λ⁻¹); `OrdinaryLeastSquares` inverts the prompt's own Λ̂ instead.
+
+    - `source`: the task or its population.
 
     >>> import iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
@@ -119,6 +125,9 @@ def principal_component_regression(
 
     The m modes with the largest drops; these are the leading principal components of x
     wherever the task vectors are isotropic (E1 has the other cases).
+
+    - `source`: the task, its population or its modes.
+    - `components`: m.
 
     >>> import numpy as np, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
@@ -146,6 +155,9 @@ def gradient_step(
 
     The step descends |Y - X w|²/(2n) of the prompt, with n the prompt's normaliser; the best rate
     is η = ⟨G, Pᵀ⟩/⟨Pᵀ, B Pᵀ Λ⟩. With Pᵀ = M of (16) and η = 1 this is `least_squares`.
+
+    - `source`: the task or its population.
+    - `rate`, `preconditioner`: η and P; the identity if P is omitted.
 
     >>> import iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
@@ -181,7 +193,10 @@ def _gradient_step(
 
 
 class InWeight(AbstractPredictor):
-    """ŷ = W x_q for one fixed W, whatever the context: what is learned in weight (Sec. 7.1)."""
+    """ŷ = W x_q for one fixed W, whatever the context: what is learned in weight (Sec. 7.1).
+
+    - `task_matrix`: W.
+    """
 
     task_matrix: Float[Array, "O D"]
 

@@ -17,6 +17,8 @@ Quantity = Callable[[AbstractModel, AbstractTask, Prompt], Float[Array, ""]]
 class Estimate(eqx.Module):
     """A Monte-Carlo mean and its standard error.
 
+    - `mean`, `error`: the mean, and its standard error.
+
     >>> import jax.numpy as jnp, iclflow as icl
     >>> found = icl.theory.Estimate(mean=jnp.asarray(0.9), error=jnp.asarray(0.01))
     >>> float(found.mean), float(found.error)
@@ -31,6 +33,10 @@ def monte_carlo_loss(
     predictor: AbstractModel, task: AbstractTask, sequences: int, key: PRNGKeyArray
 ) -> Estimate:
     """E(y_q - ŷ_q)² on `sequences` fresh prompts, averaged over the task's context lengths.
+
+    - `predictor`: a model or a predictor of `icl.theory`.
+    - `task`: what the prompts are drawn from.
+    - `key`: draws them.
 
     >>> import jax, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)

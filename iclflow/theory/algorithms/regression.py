@@ -114,6 +114,8 @@ class GradientSteps(AbstractPredictor):
 
     n is the prompt's normaliser. One step is linear in β: see `gradient_step`, which has the
     closed loss.
+
+    - `preconditioner`, `steps`: P and k.
     """
 
     preconditioner: Float[Array, "D D"]

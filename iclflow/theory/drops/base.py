@@ -11,7 +11,10 @@ Times = ArrayLike | Sequence[float]  # t/τ
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A predicted run at some times; what the prediction does not know is None."""
+    """A predicted run at some times; what the prediction does not know is None.
+
+    - `loss`: the loss at these times.
+    """
 
     time: Float[np.ndarray, " T"]  # t/τ
     loss: Float[np.ndarray, " T"]

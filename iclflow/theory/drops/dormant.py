@@ -357,6 +357,9 @@ def aligned_weights(
     is frozen by itself (E6; (70) has their sum instead). Linear in v only through s: exact while
     the head is small.
 
+    - `keys`, `queries`: R of each, at the start.
+    - `residual`, `phase`: A_S and s.
+
     >>> import jax.numpy as jnp, iclflow as icl
     >>> e = jnp.eye(2)[:1]
     >>> k, q = icl.theory.aligned_weights(e, e, jnp.diag(jnp.asarray([0.3, 0.1])), 1.0)
@@ -382,6 +385,17 @@ def plateau_weights(
     """All weights of small heads a time t/τ later on a plateau with residual A_S.
 
     `ValueError` if a head escapes before; `DormantHeads.blow_up` says when.
+
+    - `model`: the weights now.
+    - `residual`, `time`: A_S, and t/τ from now on.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> start = icl.Separate.initialiser(task, heads=2, scale=0.01)(jax.random.key(0))
+    >>> residual = icl.theory.residual_matrix(start, task)
+    >>> later = icl.theory.plateau_weights(start, residual, 10.0)
+    >>> bool(abs(later.keys).sum() > abs(start.keys).sum())
+    True
     """
     values, keys, queries = separate_weights(model)
     left, _, right = np.linalg.svd(np.asarray(residual, np.float64))

@@ -110,6 +110,13 @@ def in_head_gaps(
     """How the gaps between drops inside one head grow, for each factor e in 1/ε.
 
     `t_{r+1} - t_r = (τ/V_r)(1/g_{r+1} - 1/g_r) ln(1/ε) + O(1)`, V_r = (m_1 + … + m_r)^(1/3).
+
+    - `g`, `m`: gain and m of the modes that the head learns, in their order.
+
+    >>> import numpy as np, iclflow as icl
+    >>> gaps = icl.theory.in_head_gaps(np.asarray([0.36, 0.09]), np.asarray([1.0, 1.0]))
+    >>> gaps.round(3).tolist()
+    [8.333]
     """
     speed = np.cumsum(m)[:-1] ** (1 / 3)
     return np.diff(1 / g) / speed
@@ -120,6 +127,9 @@ def vanishing_limit(source: Task | Population | Modes, model: AbstractModel) -> 
 
     On each plateau the head with the smallest blow-up time escapes and learns, at once on this
     clock, min(R, what is left) modes; the plateaus are the sets of largest drops (E1).
+
+    - `source`: the task, its population or its modes.
+    - `model`: separate key and query; only the direction of its weights matters.
 
     >>> import jax, numpy as np, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)

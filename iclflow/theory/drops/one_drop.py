@@ -36,6 +36,8 @@ class FirstDrop(eqx.Module):
     rate σ₁. On that line the loss is E[y²] - 2 σ₁ s + κ s², and s follows the logistic course of
     (15): τ ds/dt = 2 s (σ₁ - κ s), s(0) = ¼ Σ (a·u + b·w)². The other directions are left out: the
     time of the drop is right to leading order in small weights, its end an estimate.
+
+    - `power`: E[y²].
     """
 
     growth: float  # σ₁
@@ -62,6 +64,9 @@ class FirstDrop(eqx.Module):
 
 def first_drop(loss: Moments, model: Merged) -> FirstDrop:
     """The prediction from the moments of all features and the initial weights; one output.
+
+    - `loss`: moments of the full features.
+    - `model`: the initial weights, with all blocks.
 
     >>> import jax, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
@@ -97,6 +102,8 @@ def first_drop(loss: Moments, model: Merged) -> FirstDrop:
 def least_loss(loss: Moments) -> float:
     """The least loss of any weights on the features, E[y²] - E[yφ]ᵀ E[φφᵀ]⁺ E[yφ]; one output.
 
+    - `loss`: the moments.
+
     >>> import numpy as np, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
     >>> least = icl.theory.least_loss(icl.population_moments(task))
@@ -109,6 +116,9 @@ def least_loss(loss: Moments) -> float:
 
 def growing_strength(source: Source | Quadratic, model: Merged) -> Float[Array, ""]:
     """s(0) = ¼ Σᵢ (vᵢ + ⟨Uᵢ, G⟩/‖G‖)² (E2); ‖w₂(0)‖² if aligned (44).
+
+    - `source`: the task, its population, or the quadratic loss of a sample.
+    - `model`: the initial weights.
 
     >>> import jax, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
@@ -161,6 +171,9 @@ class WhiteCourse(eqx.Module):
 
     It needs 𝓗[G] = α G, so that M keeps the direction of G: Λ = c I (α = c³ (1 + (1 + D)/N),
     γ = c² √D), or the same on the range of Λ. The error in the loss is of order w².
+
+    - `source`: the task or its population.
+    - `model`: the initial weights.
     """
 
     power: Float[Array, ""]  # E[y²]
@@ -297,6 +310,10 @@ def merged_half_time(
 ) -> float:
     """When the loss is halfway down its one drop, from the reduced flow (E2)(Q6).
 
+    - `source`: the task, its population, or the quadratic loss of a sample.
+    - `model`: the initial weights.
+    - `tolerance`: relative, of the steps of the solver.
+
     >>> import jax, numpy as np, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
     >>> init = icl.Merged.initialiser(task, heads=2, scale=0.01)
@@ -326,6 +343,9 @@ def paper_merged_duration(population: Population, scale: ArrayLike) -> Float[Arr
     """(49)-(51): t/τ ≈ ln(1/w)/‖Λ²‖, the leading logarithm of the duration of the plateau.
 
     Short by about 36% at w = 0.1 and 9% at 1e-6; `merged_half_time` is accurate.
+
+    - `population`: says Λ.
+    - `scale`: w, one number or several.
 
     >>> import iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)

@@ -124,6 +124,8 @@ class Quadratic(AbstractMatrixLoss):
     `operator` acts on vec M, row by row: D⁴ numbers. A population has `factors` (B, Λ) instead,
     2 D² numbers, and the same methods.
 
+    - `power`: the loss at M = 0.
+
     >>> import iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
     >>> found = icl.theory.Quadratic.of(task)

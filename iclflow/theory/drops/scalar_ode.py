@@ -48,6 +48,9 @@ def value_time(value: ArrayLike, gain: ArrayLike, curvature: ArrayLike) -> Float
     Differences are elapsed times, `value_time(v1, g, λb) - value_time(v0, g, λb)`, for v0 and v1
     on the same side of v*. A mode with g = 0 never moves: infinite.
 
+    - `value`: v.
+    - `gain`, `curvature`: g and λ b of the mode.
+
     >>> import iclflow as icl
     >>> early, late = (float(icl.theory.value_time(v, 0.1, 0.05)) for v in (0.1, 0.5))
     >>> early < late
@@ -92,6 +95,13 @@ def blow_up_course(
     """|v| of an aligned head that starts from nothing, by the time left to its blow-up, T - t.
 
     Small v is 1/(g (T - t)), so θ = F(0) - (g/c)(T - t); `remaining` may be negative.
+
+    - `gain`, `curvature`: g and λ b of the mode.
+
+    >>> import iclflow as icl
+    >>> v = icl.theory.blow_up_course(1e5, gain=0.1, curvature=0.05)
+    >>> round(float(v) * 1e5 * 0.1, 3)
+    1.0
     """
     left, g, k = jnp.broadcast_arrays(
         *(jnp.asarray(a, float) for a in (remaining, gain, curvature))
@@ -149,6 +159,9 @@ def mid_drop_time(initial: ArrayLike, gain: ArrayLike, curvature: ArrayLike) -> 
 
     Exact from (67); 1/(g v₀) - 1.253391 c/g up to a relative O((c v₀)³).
 
+    - `initial`: v₀.
+    - `gain`, `curvature`: g and λ b of the mode.
+
     >>> import iclflow as icl
     >>> bool(icl.theory.mid_drop_time(0.01, gain=0.1, curvature=0.05) > 0)
     True
@@ -174,6 +187,8 @@ def paper_duration(value: ArrayLike, gain: ArrayLike) -> Float[Array, "..."]:
 
     An order of magnitude: it assumes an aligned head, v = |k| = |q|, which a random one is not
     (predicted over true duration: median 0.4 to 0.6, from 0.2 to 1.2, at every init scale).
+
+    - `value`, `gain`: v and g.
 
     >>> import iclflow as icl
     >>> round(float(icl.theory.paper_duration(0.01, gain=0.1)), 6)

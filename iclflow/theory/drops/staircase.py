@@ -604,6 +604,8 @@ def _inverse_root(matrix: Float[np.ndarray, "D D"]) -> Float[np.ndarray, "D D"]:
 class Staircase:
     """The predicted run: n drops in order, and its curves at any time.
 
+    - `drops`, `run`: what the curves are made from; `staircase` gives both.
+
     >>> import jax, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
     >>> start = icl.Separate.initialiser(task, heads=3, scale=0.01)(jax.random.key(0))

@@ -102,6 +102,8 @@ class Gains(eqx.Module):
     """The singular values and vectors of A_S, largest first: how fast dormant heads grow.
 
     A dormant head on the plateau M(S) grows its key along `left`, its query along `right`.
+
+    - `values`: the singular values.
     """
 
     values: Float[Array, " n"]
@@ -365,6 +367,9 @@ def visited_levels(source: Any, model: AbstractModel) -> Float[np.ndarray, " m"]
 
     Several layers have none: which levels they visit depends on the start (`predict`).
 
+    - `source`: the task, its population, or the loss of a sample.
+    - `model`: any weights of the model.
+
     >>> import jax, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
     >>> start = icl.Merged.initialiser(task, heads=2, scale=0.01)(jax.random.key(0))
@@ -400,6 +405,8 @@ def two_levels(loss: Any) -> Float[np.ndarray, " 2"]:
 def drop_sizes(source: Task | Population | Modes) -> Float[Array, " r"]:
     """σ_s² = g²/(λ b) (commuting), λ³/a for the paper's task: the height of each step (24).
 
+    - `source`: the task, its population or its modes.
+
     >>> import numpy as np, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
     >>> levels = icl.theory.plateau_losses(task)
@@ -416,6 +423,9 @@ def conspicuous_plateaus(
 
     A head of rank R learns R modes one soon after another; a long plateau waits for a new head.
 
+    - `source`: the task, its population or its modes.
+    - `rank`: R.
+
     >>> import iclflow as icl
     >>> task = icl.Task([0.4, 0.3, 0.2, 0.1], context=31)
     >>> icl.theory.conspicuous_plateaus(task, rank=2)[0]
@@ -431,6 +441,9 @@ def conspicuous_plateaus(
 def final_loss(source: Task | Population | Modes, heads: int, rank: int = 1) -> Float[Array, ""]:
     """The least loss of H heads of rank R: the top H·R modes (all of them if H·R ≥ rank).
 
+    - `source`: the task, its population or its modes.
+    - `heads`, `rank`: H and R.
+
     >>> import iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
     >>> bool(icl.theory.final_loss(task, heads=1) == icl.theory.plateau_losses(task)[1])
@@ -445,6 +458,8 @@ def final_loss(source: Task | Population | Modes, heads: int, rank: int = 1) -> 
 def fixed_point_count(source: Task | Population | Modes) -> int:
     """2^rank, the number of index sets S (Section 4.2); an exact integer at any dimension.
 
+    - `source`: the task, its population or its modes.
+
     >>> import iclflow as icl
     >>> icl.theory.fixed_point_count(icl.Task([0.6, 0.3], context=31))
     4
@@ -457,6 +472,8 @@ def level_count(source: Task | Population | Modes) -> int:
 
     With distinct drops it is 2^rank. With equal ones the fixed points form continuous families
     (S becomes a subspace), and only how many modes of each group are learned matters.
+
+    - `source`: the task, its population or its modes.
 
     >>> import iclflow as icl
     >>> icl.theory.level_count(icl.Task([0.5, 0.5], context=31))

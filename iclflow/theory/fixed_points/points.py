@@ -26,6 +26,9 @@ Holdings = tuple[tuple[int, ...], ...]  # the modes that each active head holds
 class FixedPoint(eqx.Module):
     """M(S) (21)(22), the function that has learned exactly the modes in S; rank R (81)-(83).
 
+    - `modes`: those of the task.
+    - `index_set`: S.
+
     >>> import iclflow as icl
     >>> point = icl.theory.FixedPoint.of(icl.Task([0.6, 0.3], context=31), [0])
     >>> point.visited, point.weights(heads=2).values.shape
@@ -181,6 +184,8 @@ def all_fixed_points(source: Task | Population | Modes) -> Iterator[FixedPoint]:
     The first of each size is M_m, the one that training from small weights visits. With equal
     σ these are the representatives in one basis of continuous families (see `level_count`).
 
+    - `source`: the task, its population or its modes.
+
     >>> import iclflow as icl
     >>> points = icl.theory.all_fixed_points(icl.Task([0.6, 0.3], context=31))
     >>> [point.index_set for point in points]
@@ -194,6 +199,8 @@ def all_fixed_points(source: Task | Population | Modes) -> Iterator[FixedPoint]:
 
 def saddle_path(source: Task | Population | Modes) -> tuple[FixedPoint, ...]:
     """M_0, M_1, …, M_rank: the saddles visited from small weights, by largest drop (E1).
+
+    - `source`: the task, its population or its modes.
 
     >>> import iclflow as icl
     >>> path = icl.theory.saddle_path(icl.Task([0.6, 0.3], context=31))
@@ -211,6 +218,9 @@ def merged_weights(
 
     All heads are parallel, vᵢ = √s aᵢ and Uᵢ = √s aᵢ M*/s with s = ‖M*‖ and a the unit vector
     along `direction` (all heads equal if omitted): the balanced end of small weights (17).
+
+    - `source`: the task, its population or its modes.
+    - `heads`: H.
 
     >>> import numpy as np, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)

@@ -164,6 +164,13 @@ def hessian_product(
     - `model`: the weights at which the Hessian is taken, merged or separate attention.
     - `direction`: d, weights of the same shape.
     - `source`: the task, its population or its modes.
+
+    >>> import jax, jax.numpy as jnp, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> point = icl.theory.FixedPoint.of(task, [0]).weights(heads=2)
+    >>> away = jax.tree.map(jnp.ones_like, point)
+    >>> icl.theory.hessian_product(point, away, task).keys.shape
+    (2, 1, 2)
     """
     modes = Modes.of(source)
     a = residual_matrix(model, modes)
@@ -244,6 +251,10 @@ class Stability(eqx.Module):
     `eigenvalues` of the Hessian of L (ascending, one for every weight) and `escapes` are None for
     a non-commuting task with more than 2000 weights in active heads, where there is no closed
     form; order, index and cubic gains are exact all the same.
+
+    - `point`: the fixed point.
+    - `order`: whether the second or the third order decides.
+    - `zero_heads`: how many heads are not in use.
     """
 
     point: FixedPoint
@@ -305,6 +316,8 @@ def swap_index(point: FixedPoint) -> int:
 
     The index at any weights of M(S) with |S| key-query pairs, all in use, commuting or not: such
     weights are a linear change of variables away from K Qᵀ = Y_S (Sylvester). 0 on the path.
+
+    - `point`: M(S).
 
     >>> import iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)

@@ -37,6 +37,9 @@ def residual_matrix(
 ) -> Float[Array, "D D"]:
     """A = G - B M Λ at given weights, the error signal of every layer (13)(19).
 
+    - `model`: any linear model.
+    - `source`: the task, its population or its modes.
+
     >>> import jax, numpy as np, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
     >>> zero = icl.Merged.initialiser(task, heads=2, scale=0.0)(jax.random.key(0))
@@ -48,7 +51,18 @@ def residual_matrix(
 
 
 def descent_direction(model: Attention, source: Task | Population | Modes) -> Attention:
-    """-½ ∂L/∂W, the right-hand side of gradient flow: (13) merged, (19)(80) separate."""
+    """-½ ∂L/∂W, the right-hand side of gradient flow: (13) merged, (19)(80) separate.
+
+    - `model`: merged or separate attention.
+    - `source`: the task, its population or its modes.
+
+    >>> import jax, iclflow as icl
+    >>> task = icl.Task([0.6, 0.3], context=31)
+    >>> point = icl.theory.FixedPoint.of(task, [0]).weights(heads=2)
+    >>> slope = icl.theory.descent_direction(point, task)
+    >>> max(float(abs(leaf).max()) for leaf in jax.tree.leaves(slope)) < 1e-12
+    True
+    """
     a = residual_matrix(model, source)
     v = model.values[:, 0, 0]
     if isinstance(model, Merged):
@@ -67,6 +81,9 @@ def gradient_residual(
     model: Merged | Separate, source: Task | Population | Modes
 ) -> Float[Array, ""]:
     """The Euclidean norm of ½ ∂L/∂W, zero exactly at a fixed point.
+
+    - `model`: merged or separate attention.
+    - `source`: the task, its population or its modes.
 
     >>> import iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
@@ -108,6 +125,9 @@ def conditions(
 ) -> Conditions:
     """The stationarity conditions at given weights; heads with |v| ≤ `silent` count as v = 0.
 
+    - `model`: merged or separate attention.
+    - `source`: the task, its population or its modes.
+
     >>> import iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
     >>> point = icl.theory.FixedPoint.of(task, [0])
@@ -130,7 +150,10 @@ def conditions(
 
 
 class Nearest(eqx.Module):
-    """The fixed point nearest to a model, and how far it is."""
+    """The fixed point nearest to a model, and how far it is.
+
+    - `point`: the fixed point.
+    """
 
     point: FixedPoint
     distance: Float[Array, ""]  # (E(ŷ - ŷ_S)²)^(1/2), of the predictions
@@ -143,6 +166,9 @@ def nearest_fixed_point(model: AbstractLinearModel, source: Task | Population | 
     ‖B^(1/2)(M - M(S))Λ^(1/2)‖² is a sum over modes, so the best S is found mode by mode: s is in
     S where u_sᵀ B^(1/2) M Λ^(1/2) w_s > σ_s/2. Modes of equal σ are rotated to fit the model
     best. Merged attention has the empty and the full S only; H·R pairs hold at most H·R modes.
+
+    - `model`: any linear model.
+    - `source`: the task, its population or its modes.
 
     >>> import iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
@@ -187,6 +213,8 @@ def conserved_quantities(model: AbstractModel) -> dict[str, Array]:
 
     See `conserved` of its class.
 
+    - `model`: any of them; the dictionary is empty where nothing is known to be conserved.
+
     >>> import jax, iclflow as icl
     >>> task = icl.Task([0.6, 0.3], context=31)
     >>> start = icl.Separate.initialiser(task, heads=3, scale=0.01)(jax.random.key(0))
@@ -204,6 +232,8 @@ def conserved_quantities(model: AbstractModel) -> dict[str, Array]:
 
 def conservation_drift(series: dict[str, Array]) -> dict[str, Float[Array, " T"]]:
     """max |C(t) - C(0)| of each recorded quantity (time first): 0 under flow, O(η) in descent.
+
+    - `series`: name -> what should be conserved, [T, ...].
 
     >>> import jax.numpy as jnp, iclflow as icl
     >>> found = icl.theory.conservation_drift({"C": jnp.asarray([1.0, 1.5, 1.25])})
