@@ -39,10 +39,11 @@ for noise in noises:
 # %%
 with icl.plots.style():
     figure, axes = plt.subplots(figsize=(4.6, 2.9))
-    for noise, predicted in zip(noises, theories, strict=True):
-        axes.plot(runs.time, runs.loss.sel(label_noise=noise), label=f"noise {noise:g}")
-        axes.plot(runs.time, predicted, "k--", linewidth=1)
-    axes.plot([], [], "k--", linewidth=1, label="theory")
+    for n, (noise, predicted) in enumerate(zip(noises, theories, strict=True)):
+        loss, name = runs.loss.sel(label_noise=noise), f"noise {noise:g}"
+        axes.plot(runs.time, loss, color=f"C{n}", linewidth=2.5, alpha=0.4, label=name)
+        axes.plot(runs.time, predicted, "--", color=f"C{n}", linewidth=1)
+    axes.plot([], [], "--", color="0.3", linewidth=1, label="theory")
     axes.set(xlabel=r"training time $t/\tau$", ylabel=r"loss $\mathbb{E}(y_q - \hat{y}_q)^2$")
     axes.set(xlim=(0, runs.time.values[-1]), ylim=(0, 1.05))
     axes.legend(ncols=2)

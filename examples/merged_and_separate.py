@@ -1,8 +1,8 @@
 """Does it matter whether key and query are one matrix or two?
 
 Both models can express the same predictions, and end at the same loss. Merged, they learn all
-components in one drop; separate, one component a drop, with plateaus in between that make training
-much longer. Both theories start from the initial weights and have nothing to fit.
+components in one drop. Separate, they learn one component per drop, and the plateaus in between
+make training much longer. Both theories start from the initial weights and have nothing to fit.
 """
 
 # %%
@@ -41,10 +41,10 @@ for name, init in inits.items():
 # %%
 with icl.plots.style():
     figure, axes = plt.subplots(figsize=(4.6, 2.9))
-    for name, (clock, loss, predicted) in curves.items():
-        axes.plot(clock, loss, label=name)
-        axes.plot(clock, predicted, "k--", linewidth=1)
-    axes.plot([], [], "k--", linewidth=1, label="theory")
+    for n, (name, (clock, loss, predicted)) in enumerate(curves.items()):
+        axes.plot(clock, loss, color=f"C{n}", linewidth=2.5, alpha=0.4, label=name)
+        axes.plot(clock, predicted, "--", color=f"C{n}", linewidth=1)
+    axes.plot([], [], "--", color="0.3", linewidth=1, label="theory")
     axes.axhline(least, color="0.5", linestyle=":", linewidth=0.8, label="$L_*$")
     axes.set(xscale="log", xlim=(5, 10_000), ylim=(0, 1.05))
     axes.set(xlabel=r"training time $t/\tau$", ylabel=r"loss $\mathbb{E}(y_q - \hat{y}_q)^2$")

@@ -12,6 +12,7 @@ import time
 import matplotlib.pyplot as plt
 import numpy as np
 
+import iclflow as icl
 from iclflow.measures import by_position, find_stages
 
 rng, steps = np.random.default_rng(0), np.unique(np.geomspace(1, 1e5, 900).astype(int))
@@ -33,18 +34,19 @@ for number, drop in enumerate(stages.drops):
 # `iclflow diagnose log.csv --positions 'loss_*'`.
 
 # %%
-figure, axes = plt.subplots(figsize=(4.6, 2.8), layout="constrained")
-for name in ("early", "late"):
-    axes.plot(steps, getattr(curves, name), label=f"{name} positions", linewidth=1)
-for drop in stages.drops:
-    about = drop.in_context
-    axes.axvline(drop.time, color="0.6", linewidth=0.8)
-    word = "in context" if about.label else "all positions"
-    text = f"{word}\nshare {about.share:.3f} ± {about.error:.3f}"
-    axes.text(drop.time * 1.1, 3.2, text, fontsize=7)
-axes.set(xscale="log", xlabel="training step", ylabel="loss", ylim=(0.9, 3.7))
-axes.legend(loc="lower left")
-figure.savefig("which_drop_is_in_context.png", dpi=200)
+with icl.plots.style():
+    figure, axes = plt.subplots(figsize=(4.6, 2.8))
+    for name in ("early", "late"):
+        axes.plot(steps, getattr(curves, name), label=f"{name} positions", linewidth=1)
+    for drop in stages.drops:
+        about = drop.in_context
+        axes.axvline(drop.time, color="0.6", linewidth=0.8)
+        word = "in context" if about.label else "all positions"
+        text = f"{word}\nshare {about.share:.3f} ± {about.error:.3f}"
+        axes.text(drop.time * 1.1, 3.2, text, fontsize=7)
+    axes.set(xscale="log", xlabel="training step", ylabel="loss", ylim=(0.9, 3.7), xlim=(1, 2e5))
+    axes.legend(loc="lower left")
+    figure.savefig("which_drop_is_in_context.png")
 
 # %%
 answer = float(stages.drops[-1].in_context.share)

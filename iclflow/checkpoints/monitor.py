@@ -441,7 +441,7 @@ class Monitor:
         self._pending.clear()
 
     def _curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Mean steps and means of one name, a value per bin; for losses by position a row."""
+        """Mean steps and means of one name: per bin one value, or one row of losses by position."""
         rows = list(self._bins.get(self._known(name), {}).values())
         steps = np.array([at / count for at, _, count in rows], float)
         return steps, np.array([total / count for _, total, count in rows], float)

@@ -14,9 +14,9 @@ EXAMPLES = """examples:
   iclflow compare mlp_P1000_H8.npz --plot overlay.png
 
 The recording was made in single precision; the repetition runs in double precision, from moments
-where the model is linear. Reported is the largest absolute difference over all epochs of the
-training loss, the two test losses and the value weights. To expect: 5e-6, and 5e-5 for attnS;
-exit code 1 where it is more.
+where the model is linear. The report is the largest absolute difference over all epochs of the
+training loss, the two test losses and the value weights. Single precision explains 5e-6, and 5e-5
+for attnS; the exit code is 1 where the difference is larger.
 """
 
 

@@ -176,7 +176,8 @@ def draw(study: Any, runs: Any, theory: Any, path: Path) -> None:
     from iclflow.results.pictures import save_figure
 
     curves = None if theory is None else theory.curves
-    title = textwrap.fill(study.title(), 78)
+    title = study.title()
+    title = textwrap.fill(title, 78 if len(title) <= 78 else len(title) // 2 + 10)  # no short line
     if theory is not None and theory.error == theory.error:
         title += f"\ntheory from the initial weights: drop times to {theory.error:.1%} (median)"
         title += f", {theory.worst:.1%} (worst)"

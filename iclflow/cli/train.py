@@ -31,7 +31,7 @@ conventions of the published code, kept here:
   in law, not digit by digit. For that, see iclflow compare.
 
 files, in --out, under names that no other run can have:
-  .txt  as the published code writes it, one row an epoch, measured before its update: the
+  .txt  as the published code writes it, one row per epoch, measured before its update: the
         training loss; with a test set also the in-weight and the in-context test loss; with
         --track_value and no test set also the value weights
   .nc   everything that was recorded, labelled
@@ -147,7 +147,7 @@ def columns(dataset: Any) -> list[str]:
 
 
 def write_text(dataset: Any, path: Path, *, values: bool) -> None:
-    """One row an epoch: the losses; without test losses, and if asked for, the value weights."""
+    """One row per epoch: the losses; without test losses, and if asked for, the value weights."""
     import numpy as np
 
     from iclflow.results.files import replacing

@@ -380,11 +380,11 @@ LINEAR_TRANSFORMER_STAGES = (
     Figure(
         "lt-fig3", "2nd paper, Figure 3A", "Plateaus and cliffs, and what a short context changes",
         _linear_transformer_stages_source, _linear_transformer_stages.figure.draw_fig3,
-        caption="""Left: with well separated eigenvalues the loss falls in one cliff a mode, at the
-        times of (13). Middle: at N = 8 training follows the exact mean flow, while the decoupled
-        theory (14) has other plateaus and its last cliffs early: it leaves out that learned modes
-        slow the others. Right: the error of the closed form falls as 1/N; that of the final loss
-        does not, relative to that loss. Losses with the paper's factor ½.""",
+        caption="""Left: with well separated eigenvalues the loss falls in one cliff per mode, at
+        the times of (13). Middle: at N = 8 training follows the exact mean flow, while the
+        decoupled theory (14) has other plateaus and its last cliffs early, because it leaves out
+        that learned modes slow the others. Right: the error of the closed form falls as 1/N; that
+        of the final loss does not, relative to that loss. Losses with the paper's factor ½.""",
         alt="""Left: a loss with four cliffs and both theories on top. Middle: a loss that the exact
         theory follows and the paper's does not. Right: errors against the context length on
         logarithmic axes, one with slope minus one and one that levels off.""",

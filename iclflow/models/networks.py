@@ -16,7 +16,7 @@ from iclflow.tasks.base import Prompt
 
 
 def cubic_features(prompt: Prompt) -> Float[Array, "O F"]:
-    """z = vec(β x_qᵀ), columns stacked, one row an output (12)."""
+    """z = vec(β x_qᵀ), columns stacked, one row per output (12)."""
     z = jnp.einsum("od,c->ocd", prompt.correlation, prompt.query)
     return z.reshape(z.shape[0], -1)
 

@@ -62,7 +62,7 @@ def plot_exponents(axes: Axes, measured: list[dict[str, Any]]) -> Axes:
 
 
 def history_figure(measured: list[dict[str, Any]]) -> Figure:
-    """Speeds of one machine against dates, a column a level; below, as multiples of literal ones.
+    """Speeds of one machine over time, one column per level; below, as multiples of literal ones.
 
     A hollow marker is a measurement beside other work: a load above the number of cores.
     """

@@ -97,7 +97,8 @@ def plot_loss(
 
     The theory of a run is dashed in the colour of the run.
 
-    - `runs`: a Dataset of `sweep`, or the Trajectory of one `simulate`.
+    - `runs`: a Dataset of `sweep`, or the Trajectory of one `simulate`. More seeds than there are
+      colours (seven) are drawn as one pale bundle.
     """
     if not isinstance(runs, xr.Dataset):  # a Trajectory
         if "loss" not in getattr(runs, "record", ()) or np.ndim(runs.loss) != 1:
@@ -111,14 +112,21 @@ def plot_loss(
     ordered = runs["loss"].transpose("seed", ..., "time", missing_dims="ignore")
     losses = ordered.values.reshape(count, -1)
     predicted = np.zeros((0, 0)) if theory is None else np.atleast_2d(np.asarray(theory.loss))
-    for i, curve in enumerate(losses):
+    # More runs than there are colours are one pale bundle; those with a theory lie on top of it.
+    own = count if count <= len(COLOURS) else len(predicted) if len(predicted) < count else 0
+    if own < count:
+        axes.plot(clock.values, losses[own:].T, color="0.55", linewidth=0.6, alpha=0.35, zorder=1)
+        name = f"{count - own:,} more seeds" if own else f"{count:,} seeds"
+        axes.plot([], [], color="0.55", linewidth=0.8, label=name)
+    for i, curve in enumerate(losses[:own]):
         label = None if count == 1 else f"seed {runs['seed'].values[i]}"
         colour = COLOURS[i % len(COLOURS)]
         look = BENEATH if i < len(predicted) else {}
         axes.plot(clock.values, curve, color=colour, label=label, **look)
     if theory is not None:
         for i, curve in enumerate(predicted):  # the first is that of the first run
-            axes.plot(np.asarray(theory.time), curve, **theory_of(COLOURS[i % len(COLOURS)]))
+            look = theory_of(COLOURS[i % len(COLOURS)] if i < own else "0.3")
+            axes.plot(np.asarray(theory.time), curve, **look)
         axes.plot([], [], label="theory", **theory_of("0.3"))
     end = float(clock.values[-1])
     axes.set_xlabel(TIME if timed else "training steps")

@@ -50,7 +50,7 @@ def laws_figure(data: xr.Dataset, *, title: str = "") -> Figure:
 
 
 def plot_sweep(axes: Axes, data: xr.Dataset) -> Axes:
-    """Median and 10-90% of a variable along an axis, or one point a run."""
+    """Median and 10-90% of a variable along an axis, or one point per run."""
     data = data.transpose("colour", "kind", "x", "point", ..., missing_dims="ignore")
     about = data.attrs
     single = data.sizes["colour"] == 1
@@ -117,7 +117,7 @@ RANGE = (1e-3, 1.0)  # of the colours
 
 
 def atlas_figure(data: xr.Dataset, *, title: str = "") -> Figure:
-    """An assumption a row, more strongly broken to the right; beside it, rates past stability."""
+    """One assumption per row, broken more to the right; beside it, rates past stability."""
     with style():
         if "lyapunov" in data:
             figure = Figure(figsize=(2.4 * COLUMN, 1.05 * COLUMN))
@@ -160,7 +160,7 @@ def plot_atlas(axes: Axes, data: xr.Dataset) -> Axes:
 
 
 def plot_exponents(axes: Axes, data: xr.Dataset) -> Axes:
-    """The largest Lyapunov exponent a step against the rate, a mark a run, by its regime."""
+    """The largest Lyapunov exponent per step against the rate, one mark per run, by its regime."""
     chosen = data["label"].values == "rate"
     rates = data["strength"].values[chosen].astype(float)
     exponents, kinds = (data[n].values[chosen] for n in ("lyapunov", "regime"))
@@ -173,7 +173,7 @@ def plot_exponents(axes: Axes, data: xr.Dataset) -> Axes:
         y = [exponents[i, j] if np.isfinite(exponents[i, j]) else 1.15 * top for i, j in where]
         axes.plot(x, y, mark, markersize=3.5, alpha=0.7, color=COLOURS[number], label=kind)
     axes.axhline(0, color="0.6", linewidth=0.6)
-    axes.set(xlabel=r"rate $\eta$", ylabel="Lyapunov exponent a step")
+    axes.set(xlabel=r"rate $\eta$", ylabel="Lyapunov exponent per step")
     axes.legend(loc="upper left", fontsize=6)
     return axes
 

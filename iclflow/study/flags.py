@@ -41,27 +41,29 @@ class Options:
         "attnM", MODEL, "merged key and query, separate, or an MLP on cubic features",
         choices=MODELS,
     )  # fmt: skip
-    head_num: int = option(1, MODEL, "heads", metavar="H", least=1)
-    rank: int = option(1, MODEL, "of keys and queries", metavar="R", least=1, aliases=("KQ_dim",))
+    head_num: int = option(1, MODEL, "number of heads", metavar="H", least=1)
+    rank: int = option(
+        1, MODEL, "rank of keys and queries", metavar="R", least=1, aliases=("KQ_dim",)
+    )
     init: float = option(0.01, MODEL, "scale of the initial weights", metavar="STD", least=0)
-    epoch: int = option(6001, TRAINING, "updates", metavar="EPOCHS", least=1)
-    lr: float = option(0.001, TRAINING, "rate", metavar="RATE", above=0)
-    seed: int = option(10, TRAINING, "of data and weights", least=0)
-    in_dim: int = option(4, DATA, "of x", metavar="D", least=1)
-    out_dim: int = option(1, DATA, "of y; only 1", metavar="O", least=1)
-    seq_len: int = option(32, DATA, "tokens with the query, N + 1", metavar="TOKENS", least=2)
-    trainset_size: int = option(5000, DATA, "sequences", metavar="P", least=1)
+    epoch: int = option(6001, TRAINING, "number of updates", metavar="EPOCHS", least=1)
+    lr: float = option(0.001, TRAINING, "learning rate", metavar="RATE", above=0)
+    seed: int = option(10, TRAINING, "seed of data and weights", least=0)
+    in_dim: int = option(4, DATA, "dimension of x", metavar="D", least=1)
+    out_dim: int = option(1, DATA, "dimension of y; only 1", metavar="O", least=1)
+    seq_len: int = option(32, DATA, "tokens, the query included: N + 1", metavar="TOKENS", least=2)
+    trainset_size: int = option(5000, DATA, "training sequences", metavar="P", least=1)
     testset_size: int = option(
-        0, DATA, "sequences of the in-weight and the in-context test set (0: no test)", metavar="P",
+        0, DATA, "sequences of each test set, in-weight and in-context (0: no test)", metavar="P",
         least=0,
     )  # fmt: skip
     icl: float = option(
         1.0, DATA, "portion of RANDOM task vectors; the paper names the portion fixed",
         kind=Portion, metavar="PORTION",
     )  # fmt: skip
-    white_cov: bool = option(False, DATA, "covariance I/D, not 1..D")
+    white_cov: bool = option(False, DATA, "covariance I/D instead of 1..D")
     softmax: bool = option(False, MODEL, "softmax attention")
-    vary_len: bool = option(False, DATA, "average over context lengths")
+    vary_len: bool = option(False, DATA, "average the loss over context lengths")
     cubic_feat: bool = option(False, MODEL, "cubic features, for mlp")
 
     def __post_init__(self) -> None:

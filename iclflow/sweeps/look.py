@@ -181,7 +181,7 @@ def _require_number(whole: xr.Dataset, name: str, option: str) -> None:
         )
     if "time" in whole[name].dims:
         raise ValueError(
-            f"{name} is a curve over time; {option} needs one number a run, as final_loss"
+            f"{name} is a curve over time; {option} needs one number per run, such as final_loss"
         )
 
 

@@ -20,7 +20,7 @@ STEPS = 2048  # that an orbit is followed
 SETTLED = 1e-6  # relative change of the loss over the orbit: it rests, or repeats itself
 
 RISEN = 1.01  # times its start: a loss that once was there was thrown, and came back
-APART = 1e-3  # exponent a step from which on neighbours part
+APART = 1e-3  # exponent per step from which on neighbours part
 
 
 def orbit(
@@ -101,7 +101,7 @@ def algorithm(runs: Finished) -> np.ndarray:
 
 
 def lyapunov(runs: Finished) -> np.ndarray:
-    """The largest Lyapunov exponent a step of descent, from the last weights on."""
+    """The largest Lyapunov exponent per step of descent, from the last weights on."""
     return _orbit(runs)[1]
 
 
@@ -121,7 +121,7 @@ KINDS = SUMMARIES | {
         algorithm, (), "in-context algorithm at the end", weights=True, seconds=1e-3
     ),
     "lyapunov": Summary(
-        lyapunov, (), "largest Lyapunov exponent a step, at the end", weights=True, steps=ORBIT
+        lyapunov, (), "largest Lyapunov exponent per step, at the end", weights=True, steps=ORBIT
     ),
     "regime": Summary(
         regime, (), "how descent ends: " + ", ".join(REGIMES), weights=True, steps=ORBIT

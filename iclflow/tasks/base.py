@@ -125,7 +125,7 @@ class Prompt(eqx.Module):
 
     @property
     def correlation(self) -> Float[Array, "O D"]:
-        """β = Σ yₙ xₙ / divisor, one row an output (8); Λ̂ w without noise (30)."""
+        """β = Σ yₙ xₙ / divisor, one row per output (8); Λ̂ w without noise (30)."""
         size = self.inputs.shape[1]
         tokens = self.tokens
         return tokens[:, size:].T @ tokens[:, :size] / self.divisor

@@ -109,7 +109,7 @@ class Normal(AbstractTaskVectors):
     def __init__(self, mean: Values = 0.0, covariance: Values = 1.0, outputs: int = 1) -> None:
         """State the law.
 
-        - `mean`: a number, D of them, or one row an output.
+        - `mean`: a number, D of them, or one row per output.
         - `covariance`: of each row: a variance, D of them along the eigenvectors of the inputs,
           or a matrix.
         - `outputs`: the number of rows O.
@@ -243,7 +243,7 @@ class Mixture(AbstractTaskVectors):
         """State the law.
 
         - `random`: the law of the other tasks; `Normal()` if omitted.
-        - `fixed`: w*, D numbers or one row an output; the sum of the eigenvectors of the inputs
+        - `fixed`: w*, D numbers or one row per output; the sum of the eigenvectors of the inputs
           (|w*|² = D) if omitted.
         - `fraction`: the share of prompts with w*.
         """

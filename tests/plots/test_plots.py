@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import xarray as xr
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -37,3 +38,22 @@ def test_names_of_levels_do_not_run_into_one_another(size):
 def test_levels_do_not_look_like_theory():
     assert LEVEL["linestyle"] != THEORY["linestyle"]
     assert LEVEL["color"] != THEORY["color"]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "predicted", "names"),
+    [
+        (2, 1, ["seed 0", "seed 1", "theory"]),
+        (30, 1, ["29 more seeds", "seed 0", "theory"]),
+        (1200, 0, ["1,200 seeds"]),
+        (30, 30, ["30 seeds", "theory"]),
+    ],
+)
+def test_a_legend_has_room_for_any_number_of_seeds(seeds, predicted, names):
+    time = np.arange(3.0)
+    curves = np.linspace(1, 0.2, 3) * np.ones((seeds, 1))
+    runs = xr.Dataset({"loss": (("seed", "time"), curves)}, {"time": time, "seed": range(seeds)})
+    theory = xr.Dataset({"loss": (("seed", "time"), curves[:predicted])}, {"time": time})
+    (axes,) = icl.plots.loss(runs, theory=theory if predicted else None).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == names
+    assert len(axes.lines) >= seeds + predicted

@@ -49,7 +49,7 @@ def joint_basis(
 
 
 def diagonals(basis: np.ndarray, *matrices: np.ndarray) -> np.ndarray:
-    """The diagonals of Eᵀ A E, one row a matrix."""
+    """The diagonals of Eᵀ A E, one row per matrix."""
     return np.stack([np.sum(basis * (a @ basis), axis=0) for a in matrices])
 
 

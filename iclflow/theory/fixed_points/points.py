@@ -95,13 +95,13 @@ class FixedPoint(eqx.Module):
         return LinearPredictor(self.weight[None, None])
 
     def learned_holdings(self, rank: int = 1) -> Holdings:
-        """R modes a head in the order of their drops: how small weights share them out."""
+        """R modes per head in the order of their drops: how small weights share them out."""
         require_size("rank", rank)
         members = self.index_set
         return tuple(members[i : i + rank] for i in range(0, len(members), rank))
 
     def minimal_holdings(self, rank: int = 1) -> Holdings:
-        """R modes a head, the largest weights m_d together: the least norm (commuting tasks)."""
+        """R modes per head, the largest weights m_d together: the least norm (commuting tasks)."""
         require_size("rank", rank)
         members = np.asarray(self.index_set, dtype=int)
         order = members[np.argsort(-np.asarray(self.modes.m)[members], kind="stable")]
