@@ -54,6 +54,7 @@ class Fused:
         self.own, self.engine = own, available()
         self.record: dict[str, Callable] = {}
         self.runs = MANY  # that share the compiled loop
+        self.last: Any = None  # loss, dynamics and record, their program and its zeros
         self.note = ""  # what `engine` says besides
 
     @classmethod
@@ -76,7 +77,7 @@ class Fused:
 
     def program(self, parts: tuple[Any, Any, Any], record: dict[str, Callable]) -> Program:
         """What one run does."""
-        return _program(self.traced(parts), self.own, record)
+        return self.known(parts, record)[0]
 
     def zeros(
         self, parts: tuple[Any, Any, Any], record: dict[str, Callable]
@@ -86,17 +87,21 @@ class Fused:
         A negative zero is not among them: 1 / -0 is not 1 / 0. None if one of the shared numbers is
         not finite, because then a zero may not be dropped.
         """
-        leaves = jax.tree.leaves(eqx.filter(self.traced(parts), eqx.is_array))
-        kinds = zip(leaves, self.program(parts, record).leaves, strict=True)
-        known = [a if f.used and not f.own and f.real else None for a, f in kinds]
-        found = jax.device_get(known)
-        if not all(a is None or np.isfinite(a).all() for a in found):
-            return None
-        matrices = [f.matrix for f in self.program(parts, record).leaves]
-        return tuple(
-            b"" if a is None or matrix else ((a == 0) & ~np.signbit(a)).tobytes()
-            for a, matrix in zip(found, matrices, strict=True)
-        )
+        return self.known(parts, record)[1]
+
+    def known(self, parts: tuple[Any, Any, Any], record: dict[str, Callable]) -> tuple[Any, Any]:
+        """The program and its zeros, which are asked for several times before a loop runs."""
+        loss, dynamics, _ = parts
+        if (
+            self.last is None
+            or self.last[0] is not loss
+            or self.last[1] is not dynamics
+            or self.last[2] != record
+        ):
+            program = _program(self.traced(parts), self.own, record)
+            zeros = _zeros(program, jax.tree.leaves(eqx.filter(self.traced(parts), eqx.is_array)))
+            self.last = (loss, dynamics, dict(record), program, zeros)
+        return self.last[3:]
 
     def prepare(self, parts: tuple[Any, Any, Any], record: dict[str, Callable]) -> str | None:
         """Compile the loop. None, or the reason why it cannot be compiled."""
@@ -211,7 +216,7 @@ class FusedFlow(Fused):
         leaves = jax.tree.leaves(eqx.filter(self.traced(parts), eqx.is_array))
         ground = dynamics.ground(state)
         tolerance = jnp.broadcast_to(jnp.asarray(dynamics.tolerance, ground.dtype), ground.shape)
-        if jnp.any((ground > jnp.finfo(ground.dtype).tiny) & (ground < SMALLEST)):
+        if _too_small(ground):
             raise CannotFuse(f"it follows no flow from weights below {SMALLEST:g}")
         step = state.step
         crawled = jnp.full_like(step.crawled, jnp.inf) if self.implicit else step.crawled
@@ -220,7 +225,7 @@ class FusedFlow(Fused):
         zeros, how = self.zeros(parts, record or self.record), (targets, dynamics.max_steps)
         start: Any = ({i: leaves[i] for i in program.read}, ahead, course)
         tolerances, running = (tolerance, ground), state.running
-        loose = self.loose(tolerance)
+        loose = self.loose(dynamics.tolerance)
         loop: Any = functools.partial(flow_cuda.advance, loose=loose)
         if self.engine == CPP:
             start, tolerances, running = jax.tree.map(np.asarray, (start, tolerances, running))
@@ -233,12 +238,17 @@ class FusedFlow(Fused):
             chosen = lambda a, b: jnp.where(odd.reshape(-1, *[1] * (a.ndim - 1)), b, a)  # noqa: E731
             found = jax.tree.map(chosen, found, again)
         if not self.implicit:
-            self.note = "".join(f", {pair}" for pair in self.pairs(tolerance))
-            if np.isinf(np.asarray(found.course.crawled)).any():
+            self.note = "".join(f", {pair}" for pair in self.pairs(dynamics.tolerance))
+            if self.engine == CPP and np.isinf(np.asarray(found.course.crawled)).any():
                 self.note += f"{ROSENBROCK} where stiff"
         whole = found.seen if len(times) == len(marks) else found.seen[:, place]
         seen = _recorded(program, whole) if record else {}
         return Advanced(_flowed(state, found._replace(seen=None)), seen)
+
+
+@jax.jit
+def _too_small(ground: Any) -> Any:
+    return jnp.any((ground > jnp.finfo(ground.dtype).tiny) & (ground < SMALLEST))
 
 
 @eqx.filter_jit
@@ -390,6 +400,20 @@ def _traced(
         return jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(a, float)), found)
 
     return trace(rise if flows else step, look, one, mine, first, flows)
+
+
+def _zeros(program: Program, leaves: list[Any]) -> tuple[bytes, ...] | None:
+    known = [
+        a if f.used and not f.own and f.real else None
+        for a, f in zip(leaves, program.leaves, strict=True)
+    ]
+    found = jax.device_get(known)
+    if not all(a is None or np.isfinite(a).all() for a in found):
+        return None
+    return tuple(
+        b"" if a is None or f.matrix else ((a == 0) & ~np.signbit(a)).tobytes()
+        for a, f in zip(found, program.leaves, strict=True)
+    )
 
 
 def _flat(array: Any, leaf: Any) -> Any:

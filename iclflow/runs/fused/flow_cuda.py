@@ -44,8 +44,10 @@ from iclflow.runs.fused.rules import FUNCTIONS
 from iclflow.runs.fused.tsit5 import control
 from iclflow.runs.fused.values import CannotFuse
 
-THREADS = 64  # of a block; those that share a matrix are as many as in `cuda`
-CACHE = 240 * 2**10  # bytes of a processor's first cache, into which the memory of its threads fits
+THREADS = 32  # of a block; those that share a matrix are as many as in `cuda`
+# Bytes of the memory of all threads that a processor works on. This is more than its first cache
+# has, but a stage needs only half of the rows. Four warps hide the latency of each other.
+CACHE = 384 * 2**10
 BITS = """
 FUNCTION whole bits_of(double x) { return __double_as_longlong(x); }
 FUNCTION double real_of(whole x) { return __longlong_as_double(x); }
@@ -113,17 +115,7 @@ def source(program: Program, written: Written, pair: str = TSIT5) -> str:
     ]
     memory_argument = ", real_of_matrix* room" if memory.places else ""
     room = ", room" if memory.places else ""
-    arrays = [
-        f"{'' if n in rows else 'const '}{kinds[n]}* {n}" for n in leaves if n not in constant
-    ]
-    arrays += [f"{kinds[n]}* {n}_ahead" for n in rows]
-    begin, keep, fill = [], [], []
-    for name, row in rows.items():
-        each = f"#pragma unroll 4\nfor (int j = 0; j < {leaves[name].size}; j++)"
-        place = "[j * runs + run]"
-        begin.append(f"{each} y[{row} + j] = (size[run] > 0 ? {name}_ahead : {name}){place};")
-        keep.append(f"{each} {name}_ahead{place} = y[{row} + j];")
-        fill.append(f"{each} {name}{place} = y[{row} + j];")
+    arrays = [f"const {kinds[n]}* {n}" for n in leaves if n not in constant and n not in rows]
     # Two stages more: the slope at the beginning, and the one of a step that is only tried.
     stages = [
         steps_cuda.RowStage([(0, 1.0, 0.0)], -1, 1),
@@ -200,12 +192,14 @@ __device__ double norm(
 extern "C" __global__ void __launch_bounds__(BLOCK) flow(
         unsigned long long* queue, const whole runs, const whole count, const whole limit,
         const double* __restrict__ targets, const unsigned char* __restrict__ mine,
-        const unsigned char* __restrict__ alive,
-        const double* __restrict__ tolerance, const double* __restrict__ grounds, double* reached,
-        double* time, double* size, double* last, signed char* ends, unsigned char* odds,
-        {seen}* record, {", ".join(arrays)}) {{
+        const unsigned char* __restrict__ alive, double* numbers, signed char* ends,
+        unsigned char* odds, {seen}* record, real* weights,
+        real* ahead{"".join(f", {array}" for array in arrays)}) {{
     {"extern __shared__ __align__(16) real_of_matrix room[];" if memory.places else ""}
 {indented(memory.load(written.arrays), 4)}
+    double *const reached = numbers, *const time = reached + runs, *const size = time + runs;
+    double *const last = size + runs, *const tolerance = last + runs;
+    double *const grounds = tolerance + runs;
     const Given of{{{", ".join(["runs", *fixed])}}};
     real v[{steps.rows}][WEIGHTS];
     real* const y = v[0];
@@ -230,9 +224,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK) flow(
                     record[j * runs + n] = {seen}(NOT_A_NUMBER);
                 continue;
             }}
-{indented(begin, 12)}
-            going = begun = true;
             trial = !(size[n] > 0);
+            const real* const from = trial ? weights : ahead;
+            EACH y[i] = from[i * runs + run];
+            going = begun = true;
             t = trial ? reached[n] : time[n];
             h = size[n];
             before = last[n];
@@ -297,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) flow(
             const double size = h, theta = (targets[count] - t) / h;
             const real dense[] = {{{dense}}};
             over = true;
-{indented(keep, 12)}
+            EACH ahead[i * runs + run] = y[i];
             EACH y[i] = {inside_step};
         }} else if (going) {{
             if (keep) {{
@@ -314,11 +309,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK) flow(
                 over = true;
                 how = stuck ? {DIVERGED} : {STEP_LIMIT};
                 when = t;
-{indented(keep, 16)}
+                EACH ahead[i * runs + run] = y[i];
             }}
         }}
         if (over) {{
-{indented(fill, 12)}
+            EACH weights[i * runs + run] = y[i];
             time[run] = t;
             size[run] = h;
             last[run] = before;
@@ -374,12 +369,15 @@ def _built(program: Program, zeros: tuple[bytes, ...] | None, device: int, pair:
         return kernel, constant_memory(cupy, module, program, written)
 
 
+@functools.lru_cache
+def _processors(device: int) -> int:
+    return cupy_module().cuda.runtime.getDeviceProperties(device)["multiProcessorCount"]
+
+
 def _resident(kernel: Any, program: Program, device: int) -> int:
     """How many blocks the processors of a GPU work on at a time."""
-    about = cupy_module().cuda.runtime.getDeviceProperties(device)
-    # More threads than the cache has room for wait for the memory behind it, twice as long.
     each = max(1, CACHE // (kernel.local_size_bytes * threads(program)))
-    return each * about["multiProcessorCount"]
+    return each * _processors(device)
 
 
 def advance(
@@ -401,35 +399,32 @@ def advance(
     loose = np.broadcast_to(loose, running.shape)
     parts = [(pair, some) for pair, some in ((ROCK4, loose), (TSIT5, ~loose)) if some.any()]
     leaves = {i: jnp.asarray(a) for i, a in leaves.items()}
-    columns = _columns([leaves[i] for i in program.carried], [jnp.asarray(a) for a in ahead])
-    runs, count = running.shape[0], len(targets) - 1
     *started, crawled = course
-    numbers, kind = [jnp.asarray(a) for a in (*started, *tolerances)], course.reached.dtype
-    jax.block_until_ready((leaves, columns, numbers, running))
+    runs, count, kind = running.shape[0], len(targets) - 1, course.reached.dtype
+    packed = _packed([leaves[i] for i in program.carried], ahead, [*started, *tolerances])
+    jax.block_until_ready((leaves, packed, running))
     with cupy.cuda.Device(number):
-        there = lambda a: cupy.from_dlpack(a)  # noqa: E731
-        weights, before = ([there(a).copy() for a in some] for some in columns)
+        there = cupy.from_dlpack
+        weights, before, numbers = (there(a).copy() for a in packed)
+        numbers = numbers.astype(np.float64, copy=False)
         fixed = []
         for i in program.given:
-            leaf, array = program.leaves[i], there(leaves[i])
+            leaf = program.leaves[i]
             if leaf.own or leaf.matrix:
+                array = there(leaves[i])
                 array = array.reshape(runs, -1).T if leaf.own else array
                 fixed.append(cupy.ascontiguousarray(array))
         # One number at least: an empty array has no place in memory.
         record = cupy.empty((max(1, count), max(1, program.seen_count), runs), program.dtype)
-        numbers = [there(a).astype(np.float64) for a in numbers]
-        reached, time, size, last, tolerance, ground = numbers
         ends, odd = cupy.zeros(runs, np.int8), cupy.zeros(runs, np.uint8)
-        times = cupy.asarray(targets, np.float64)
-        state = (tolerance, ground, reached, time, size, last, ends, odd, record)
+        times, alive = cupy.asarray(targets, np.float64), there(running.view(np.uint8))
         for pair, some in parts:
             kernel, constants = compiled(program, zeros, number, pair)
             for i, room in constants.items():
                 room[...] = there(leaves[i]).reshape(-1)
-            mine = cupy.asarray(some) if len(parts) > 1 else cupy.ones(runs, bool)
-            alive = there(running.view(np.uint8))
+            mine = cupy.asarray(some.astype(np.uint8))
             given = (cupy.zeros(1, np.uint64), *map(np.int64, (runs, count, limit)), times)
-            given += (mine.view(np.uint8), alive, *state, *weights, *fixed, *before)
+            given += (mine, alive, numbers, ends, odd, record, weights, before, *fixed)
             blocks = -(-runs // threads(program))
             kernel(
                 (min(blocks, _resident(kernel, program, number)),),
@@ -439,20 +434,29 @@ def advance(
             )
         cupy.cuda.get_current_stream().synchronize()
         flags = cupy.asnumpy(odd).astype(bool)
-    found = [jnp.from_dlpack(a) for a in (*weights, *before)]
-    weights, ahead = _rows(found[: len(weights)]), _rows(found[len(weights) :])
-    solver = [jnp.from_dlpack(a.astype(kind)) for a in (reached, time, size, last)]
-    course = Course(*solver, crawled=crawled)
-    seen = by_run(jnp.from_dlpack(record), count, program.seen_count)
-    return Flowed(weights, ahead, course, seen, jnp.from_dlpack(ends), flags)
+        after = [jnp.from_dlpack(a) for a in (weights, before, numbers.astype(kind), ends, record)]
+    sizes = tuple(program.leaves[i].size for i in program.carried)
+    weights, ahead, solver, seen = _unpacked(*after[:3], after[4], sizes, count, program.seen_count)
+    return Flowed(weights, ahead, Course(*solver, crawled=crawled), seen, after[3], flags)
 
 
 @jax.jit
-def _columns(weights: list[Any], ahead: list[Any]) -> Any:
+def _packed(weights: list[Any], ahead: list[Any], numbers: list[Any]) -> Any:
     """[run, ...] as [numbers, run], as threads side by side read it."""
-    return jax.tree.map(lambda a: a.reshape(a.shape[0], -1).T, (weights, ahead))
+    rows = lambda some: jnp.concatenate([a.reshape(a.shape[0], -1).T for a in some])  # noqa: E731
+    return rows(weights), rows(ahead), jnp.stack(numbers)
 
 
-@jax.jit
-def _rows(columns: list[Any]) -> list[Any]:
-    return [a.T for a in columns]
+@functools.partial(jax.jit, static_argnums=(4, 5, 6))
+def _unpacked(
+    weights: Any,
+    ahead: Any,
+    numbers: Any,
+    seen: Any,
+    sizes: tuple[int, ...],
+    marks: int,
+    count: int,
+) -> Any:
+    ends = np.cumsum(sizes)[:-1]
+    parts = ([a.T for a in jnp.split(some, ends)] for some in (weights, ahead))
+    return (*parts, list(numbers[:4]), by_run(seen, marks, count))
