@@ -220,7 +220,7 @@ def sentences(expected: Any) -> list[str]:
         f"{expected.cells:,} cells ({expected.points:,} points) in {expected.blocks:,} blocks of "
         f"{' x '.join(map(str, expected.block))}, {expected.programs} compiled programs",
         f"about {duration(expected.alone)} on one process{many}; memory "
-        f"{readable(expected.memory)} a block; store at most {readable(expected.disk)}",
+        f"{readable(expected.memory)} per block; store at most {readable(expected.disk)}",
     ]
 
 

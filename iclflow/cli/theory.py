@@ -395,7 +395,8 @@ def show_depth(found: dict[str, Any]) -> None:
         table.add_row(title, f"{tied:.6f}", f"{best:.6f}")
     console.print(table)
     steps = ", ".join(f"{x:.4f}" for x in found["isotropic_untied_steps"])
-    console.print(f"steps g: tied {found['isotropic_tied_step']:.4f}; untied {steps}")
+    tied = f"tied {found['isotropic_tied_step']:.4f}"
+    console.print(f"steps of layers proportional to the inverse of Λ: {tied}; untied {steps}")
     if found["plateau_table"] is not None:
         size = len(found["plateau_table"])
         table = Table("r₀ \\ r₁", *map(str, range(size)), title="plateaus of two layers")

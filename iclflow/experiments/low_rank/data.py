@@ -63,7 +63,7 @@ CONVERSION = (
     f"published attention is not divided by N = {CONTEXT}: init {PUBLISHED_INIT:g} (of the "
     f"values) is w = {PUBLISHED_INIT:g}·√{HEADS}·{CONTEXT}^(1/3) = {SCALE:.3f} in (36), rate "
     f"{PUBLISHED_RATE:g} is {PUBLISHED_RATE * CONTEXT ** (2 / 3):.3f}, so t/τ = "
-    f"{PAPER_WINDOW / PUBLISHED_STEPS:.3f} a step; its keys and queries start √(D/(D+1)) smaller"
+    f"{PAPER_WINDOW / PUBLISHED_STEPS:.3f} per step; its keys and queries start √(D/(D+1)) smaller"
 )
 
 TOLERANCE = 1e-4  # of a step of the flow: drop times to 2%

@@ -130,7 +130,7 @@ class FixedPoint(eqx.Module):
             held = sorted(s for head in holdings for s in head)
             if held != list(self.index_set) or any(not 0 < len(h) <= rank for h in holdings):
                 raise ValueError(
-                    f"holdings must share out the modes {self.index_set}, 1 to {rank} a head, "
+                    f"holdings must share out the modes {self.index_set}, 1 to {rank} per head, "
                     f"got {holdings}"
                 )
             if len(holdings) > heads:
