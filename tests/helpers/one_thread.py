@@ -41,7 +41,8 @@ class Module:
         constants = [line.split("]")[0] for line in code.splitlines() if "__constant__" in line]
         names = [line.split("[")[0].split()[-1] for line in constants]
         places = [f'extern "C" const void* at_{name}() {{ return {name}; }}' for name in names]
-        self.compiled = library("\n".join([HEAD, code, *places]), ("-w", "-O1", "-ffp-contract=off"))
+        text = "\n".join([HEAD, code, *places])
+        self.compiled = library(text, ("-w", "-O1", "-ffp-contract=off"))
 
     def get_global(self, name):
         place = getattr(self.compiled, f"at_{name}")
