@@ -3,8 +3,8 @@
 import dataclasses
 
 import numpy as np
+import scipy
 from jaxtyping import Float
-from scipy.special import ndtr, stdtrit
 
 RESAMPLES = 4000
 
@@ -81,6 +81,6 @@ def shared_slope(
     rng = np.random.default_rng(seed)
     drawn = rng.multinomial(groups, np.full(groups, 1 / groups), size=resamples)
     slopes = (drawn @ product) / (drawn @ square)
-    tail = stdtrit(groups - 1, (1 - confidence) / 2) * np.sqrt(groups / (groups - 1))
-    low, high = np.quantile(slopes, [ndtr(tail), ndtr(-tail)])
+    tail = scipy.special.stdtrit(groups - 1, (1 - confidence) / 2) * np.sqrt(groups / (groups - 1))
+    low, high = np.quantile(slopes, [scipy.special.ndtr(tail), scipy.special.ndtr(-tail)])
     return SharedSlope(slope, float(low), float(high), groups, missing)

@@ -855,7 +855,7 @@ def theory_times(source: Any, model: AbstractModel) -> np.ndarray:
     engine = select(source, model)
     if engine is None or not engine.quick:
         return np.zeros(0)
-    if not any(np.any(leaf) for leaf in jax.tree.leaves(model)):
+    if not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(model)):
         return np.zeros(0)
     times = engine(source, model).times
     return times[np.isfinite(times)]

@@ -251,26 +251,30 @@ class Settings(Fields):
                 )
             if self.trace is not None and spectrum.sum() > 0:
                 spectrum = spectrum * (self.trace / spectrum.sum())
-        keys = jax.random.split(jax.random.key(self.eigen_seed + seed_offset), 3)
         require_choice("inputs", self.inputs.partition(":")[0], INPUTS)
         task = Task(
             spectrum,
             self.context,
-            rotation=keys[0] if self.rotate else None,
+            rotation=self._key(seed_offset, 0) if self.rotate else None,
             inputs=named_inputs(self.inputs),
-            tasks=self._task_vectors(spectrum.size, keys[1], keys[2]),
+            tasks=self._task_vectors(spectrum.size, seed_offset),
             label_noise=self.noise,
             target_noise=self.target_noise,
             lengths=self.lengths,
             normaliser=Normaliser(self.normaliser),
         )
         if isinstance(task.tasks, Commuting) and self.pool is not None:
-            return task.replace(tasks=task.tasks.pool(self.pool, keys[1]))
+            return task.replace(tasks=task.tasks.pool(self.pool, self._key(seed_offset, 1)))
         return task
 
-    def _task_vectors(
-        self, size: int, pool_key: PRNGKeyArray, fixed_key: PRNGKeyArray
-    ) -> AbstractTaskVectors:
+    def _key(self, seed_offset: int, number: int) -> PRNGKeyArray:
+        """The key of the eigenvectors (0), of the pool (1) or of the fixed task (2).
+
+        Most tasks draw nothing, and need not wait for the programs that make keys.
+        """
+        return jax.random.split(jax.random.key(self.eigen_seed + seed_offset), 3)[number]
+
+    def _task_vectors(self, size: int, seed_offset: int) -> AbstractTaskVectors:
         """The law of the tasks; a pool of commuting ones is drawn when their basis is known."""
         for name in ("task_covariance", "task_mean"):
             given = getattr(self, name)
@@ -295,12 +299,12 @@ class Settings(Fields):
                 )
             return Sparse(self.nonzero)
         if self.pool is not None:
-            law = Pool(jax.random.normal(pool_key, (self.pool, size)))
+            law = Pool(jax.random.normal(self._key(seed_offset, 1), (self.pool, size)))
         else:
             law = Normal(0.0 if self.task_mean is None else self.task_mean, covariance)
         if self.fixed_fraction == 0:
             return law
-        fixed = jax.random.normal(fixed_key, (size,))
+        fixed = jax.random.normal(self._key(seed_offset, 2), (size,))
         fixed = fixed * jnp.sqrt(size) / jnp.linalg.norm(fixed)
         return Mixture(law, fixed, fraction=self.fixed_fraction)
 
