@@ -7,7 +7,7 @@ recorded runs it shows those; with options of `iclflow simulate` it opens with t
 import argparse
 from pathlib import Path
 
-from iclflow.cli.options import add_force, add_settings, check_outputs, settings_of
+from iclflow.cli.options import add_file, add_force, add_settings, check_outputs, settings_of
 from iclflow.study.fields import DATA, DYNAMICS, FIELDS, MODEL, RUNS, TASK
 
 EXAMPLES = """examples:
@@ -29,12 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", type=Path, metavar="run.nc", help="runs to show")
     add_settings(parser, TASK, MODEL, DATA, DYNAMICS, RUNS)
     out = parser.add_argument_group("input and output")
-    out.add_argument(
-        "--from",
-        dest="file",
-        metavar="FILE",
-        help="settings from a TOML file or a saved run; options override them",
-    )
+    add_file(out)
     out.add_argument("--out", type=Path, metavar="page.html", help="the page; else a temporary one")
     out.add_argument("--no-browser", action="store_true", help="write the page, open nothing")
     add_force(out)

@@ -229,6 +229,16 @@ def _shown(default: Any) -> str:
     return ",".join(f"{x:g}" if isinstance(x, float) else str(x) for x in values)
 
 
+def add_file(parser: Any) -> None:
+    """The option --from of the commands that state an experiment; see `settings_of`."""
+    parser.add_argument(
+        "--from",
+        dest="file",
+        metavar="FILE",
+        help="settings from a TOML file or a saved run; options override them",
+    )
+
+
 def given(args: argparse.Namespace, fields: type) -> dict[str, Any]:
     """The options of `add_settings` that were given."""
     names = described(fields)

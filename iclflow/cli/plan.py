@@ -7,7 +7,7 @@ init scale, heads or rank that would make it. With --check, the same from 200 si
 import argparse
 from typing import Any
 
-from iclflow.cli.options import add_settings, print_json, settings_of, typed
+from iclflow.cli.options import add_file, add_settings, print_json, settings_of, typed
 from iclflow.results.messages import progress_bar
 from iclflow.study.fields import MODEL, TASK
 
@@ -23,12 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The task and model options of `simulate`, and the budget."""
     add_settings(parser, TASK, MODEL, only=("prompts", "rate", "steps", "seed", "eigen_seed"))
     more = parser.add_argument_group("plan")
-    more.add_argument(
-        "--from",
-        dest="file",
-        metavar="FILE",
-        help="settings from a TOML file or a saved run; options override them",
-    )
+    add_file(more)
     more.add_argument(
         "--probability", type=typed(float, above=0, most=0.999), default=0.9, metavar="P",
         help="wanted probability that the last drop comes in time (0.9)",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from iclflow.cli.options import (
+    add_file,
     add_force,
     add_settings,
     check_outputs,
@@ -53,12 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The fields of `iclflow.study.study.Settings`, and what becomes of the result."""
     add_settings(parser, TASK, MODEL, DATA, DYNAMICS, RUNS)
     out = parser.add_argument_group("input and output")
-    out.add_argument(
-        "--from",
-        dest="file",
-        metavar="FILE",
-        help="settings from a TOML file or a saved run; options override them",
-    )
+    add_file(out)
     out.add_argument("--out", type=Path, metavar="FILE.nc", help="write the runs as NetCDF")
     out.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the loss and the theory")
     add_force(out)

@@ -12,6 +12,7 @@ from typing import Any
 
 from iclflow.cli.options import (
     above_zero,
+    add_file,
     add_force,
     add_settings,
     check_outputs,
@@ -47,12 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rate", type=above_zero, help="learning rate: the drops are given in steps too"
     )
     out = parser.add_argument_group("output")
-    out.add_argument(
-        "--from",
-        dest="file",
-        metavar="FILE",
-        help="settings from a TOML file or a saved run; options override them",
-    )
+    add_file(out)
     out.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="draw the levels and the predicted staircase"
     )

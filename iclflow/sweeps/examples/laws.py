@@ -25,7 +25,7 @@ def answer(example: Example, store: xr.Dataset, design: Design) -> ExampleAnswer
     seeds = store["seed"].values[:STARTS].tolist()
     theory = many_escapes(study.task, draw_models(study.init, seeds))
     measured = store["drop_times"].values
-    end = float(store["stopped"].values.max()) * 2 * float(study.dynamics.rate)  # pyright: ignore
+    end = float(study.dynamics.time(store["stopped"].values.max()))
     drops = min(measured.shape[-1], theory.times.shape[1])
     grid = np.linspace(0, end, POINTS)
     laws = np.stack([
