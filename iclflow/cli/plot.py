@@ -83,7 +83,7 @@ def refuse_together(args: argparse.Namespace) -> None:
     if args.fit is not None and args.color is not None:
         raise ValueError("--fit has a panel for each other axis, and no --color; leave it out")
     if args.statistic is not None and args.z is None:
-        raise ValueError("--statistic is that of a map; name the number it shows with --z")
+        raise ValueError("--statistic belongs to a map; name the map's number with --z")
     if args.json and args.fit is None:
         raise ValueError("--json prints the numbers of a fit; give --fit")
 

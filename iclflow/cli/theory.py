@@ -123,7 +123,7 @@ def run_prompts(args: argparse.Namespace, settings: Any) -> int:
 
     if settings.model in (*DEEP.values(), "linear-transformer"):
         raise ValueError(
-            f"the theory of given prompts is that of one layer of attention with one output, not "
+            f"the theory of given prompts covers one layer of attention with one output, not "
             f"of {settings.model}; leave --layers and --model out"
         )
     source = settings.source()
@@ -323,7 +323,7 @@ def run_depth(args: argparse.Namespace, settings: Any) -> int:
 
     given = has_start(args, settings)
     if args.plot is not None and not given:
-        raise ValueError("the picture of several layers is that of a start; give its --scale")
+        raise ValueError("the picture of several layers shows one start; give its --scale")
     task = settings.task()
     found = depth_summary(task, settings.layers or 2) | {"notes": notes_of(settings, given)}
     if given and predicted(settings):

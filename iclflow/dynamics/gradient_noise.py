@@ -61,7 +61,7 @@ def gradient_noise(
     count, take = getattr(whole, "count", None), getattr(whole, "take", None)
     if count is None or take is None:
         raise ValueError(
-            f"gradient noise is that of minibatches of kept prompts, and {type(loss).__name__} "
+            f"gradient noise needs minibatches of kept prompts, and {type(loss).__name__} "
             f"keeps none; use Minibatch(Features.sample(...), size)"
         )
     if size is None or not 1 <= size <= count:

@@ -328,7 +328,7 @@ def _courses(axes: Axes, data: xr.Dataset) -> None:
     axes.set_xlabel("epochs")
     axes.set_ylabel(r"$a_\alpha = (p_2 q_1)_{\alpha\alpha}$")
     axes.set_title(f"N = {int(data.attrs['context'])}", loc="left")
-    axes.legend(loc="upper left", fontsize=6, handlelength=1.6, labelspacing=0.3)
+    axes.legend(loc="lower right", fontsize=6, handlelength=1.6, labelspacing=0.3)
 
 
 def _conserved(axes: Axes, data: xr.Dataset) -> None:

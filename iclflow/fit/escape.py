@@ -327,7 +327,7 @@ def _predicted(
     if starts < 1:
         return found.values
     if runs.attrs.get("clock") == COUNTED:
-        notes.append("the theory is that of gradient descent and flow, with the clock t/τ")
+        notes.append("the theory covers gradient descent and flow, which keep the clock t/τ")
         return found.values
     if source is None and '"vary": "all"' in str(runs.attrs.get("settings")):
         notes.append("every seed has its own task; record predicted_times for the theory of each")

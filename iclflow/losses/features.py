@@ -245,7 +245,7 @@ class LabelFeatures(AbstractFeatureMap):
         if model.blocks is Blocks.FULL:
             return "the label row misses its weights on Λ̂; use FullFeatures()"
         outputs = model.reduced_weights().shape[0]
-        return None if outputs == 1 else f"the label row is that of one output, got {outputs}"
+        return None if outputs == 1 else f"the label row has one output, got {outputs}"
 
 
 class TwoLayerFeatures(AbstractFeatureMap):

@@ -358,7 +358,7 @@ class Commuting(AbstractTaskVectors):
         fits = found.shape in ((), (size,)) and own.shape == (size, size)
         if not fits or not np.all(np.isfinite(found) & (found >= 0)):
             raise ValueError(
-                f"commuting tasks need {size} variances of at least 0, one an eigenvector, got "
+                f"commuting tasks need {size} variances of at least 0, one per eigenvector, got "
                 f"{found.tolist()} and {own.shape[0]} eigenvectors"
             )
         return type(self)(np.broadcast_to(found, (size,)), own)

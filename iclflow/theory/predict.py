@@ -238,7 +238,7 @@ class Jumps(AbstractEngine):
     def beyond(self, source: Source | Quadratic, model: Any) -> str | None:
         if isinstance(source, Task | Population | Modes):
             return None
-        return f"the limit is that of a population, got {type(source).__name__}; give the Task"
+        return f"the limit covers populations, got {type(source).__name__}; give the Task"
 
     def __call__(
         self, source: Source | Quadratic, model: AbstractModel, *, probes: int = 0

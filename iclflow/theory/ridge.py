@@ -60,9 +60,7 @@ def ridge_weights(
         weights = _solved(loss.second, loss.cross.T, value).T
         return weights.reshape(weights.shape[0], -1, size)
     if not isinstance(loss, Features):
-        raise ValueError(
-            f"a ridge minimum is that of Features or Moments, got {type(loss).__name__}"
-        )
+        raise ValueError(f"a ridge minimum needs Features or Moments, got {type(loss).__name__}")
     statistic, query, target = (
         a.reshape(-1, a.shape[-1]) for a in (loss.statistic, loss.query, loss.target)
     )

@@ -57,7 +57,7 @@ class OrdinaryLeastSquares(AbstractPredictor):
         if not isinstance(task.inputs, Gaussian):
             raise ValueError("the risk of least squares is closed for Gaussian inputs only")
         if task.context_labels is ContextLabels.NOISE:
-            raise ValueError("the closed risk is that of labels made by the task")
+            raise ValueError("the closed form of the risk needs labels made by the task")
         spectrum = np.asarray(task.spectrum)
         positive = spectrum[spectrum > 0]
         size = positive.size

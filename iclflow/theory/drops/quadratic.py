@@ -347,13 +347,13 @@ def separate_weights(model: AbstractModel) -> Weights:
         model = model.as_attention()
     if not isinstance(model, Separate):
         raise ValueError(
-            f"the staircase is that of separate key and query, got {type(model).__name__}; "
+            f"the staircase covers separate key and query, got {type(model).__name__}; "
             f"use Separate, or merged_course for Merged"
         )
     if model.value_inputs is not None:
-        raise ValueError("the staircase is that of frozen zero blocks; use model.reduce()")
+        raise ValueError("the staircase covers frozen zero blocks; use model.reduce()")
     if model.values.shape[1] != 1:
-        raise ValueError(f"the staircase is that of one output, got {model.values.shape[1]}")
+        raise ValueError(f"the staircase covers one output, got {model.values.shape[1]}")
     arrays = (model.values[:, 0, 0], model.keys, model.queries)
     v, k, q = (np.asarray(a, np.float64) for a in arrays)
     if not all(np.isfinite(a).all() for a in (v, k, q)):

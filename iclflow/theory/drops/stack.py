@@ -53,7 +53,7 @@ def _of_layers(
 def not_stacked(source: object, model: Layers) -> str | None:
     """Why the staircase of layers on a source is not known; None if it is."""
     if not isinstance(model.stack, Separate):
-        return f"the staircase is that of separate key and query, got {type(model.stack).__name__}"
+        return f"the staircase covers separate key and query, got {type(model.stack).__name__}"
     if isinstance(source, AbstractTask):
         try:
             source = Population(source)

@@ -26,9 +26,9 @@ def function_weights(model: AbstractLinearModel) -> Float[Array, "D D"]:
     """M = Σ v k qᵀ (or Σ v U) of a model with one output and no zero blocks."""
     weights = model.reduced_weights()
     if weights.shape[0] != 1:
-        raise ValueError(f"the theory is that of one output, this model has {weights.shape[0]}")
+        raise ValueError(f"the theory covers one output, this model has {weights.shape[0]}")
     if model.blocks is Blocks.FULL:
-        raise ValueError("the theory is that of frozen zero blocks; use `model.reduce()`")
+        raise ValueError("the theory covers frozen zero blocks; use `model.reduce()`")
     return weights[0, 0]
 
 
