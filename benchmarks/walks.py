@@ -49,7 +49,13 @@ threading.setprofile(watch)
 """
 
 
-def walk(arguments: str, folder: str) -> dict[str, list[str]]:
+def prepare(folder: Path | str) -> None:
+    """Put what a walk needs into an empty folder."""
+    Path(folder, "sitecustomize.py").write_text(WATCH)
+    Path(folder, "design.toml").write_text(DESIGN)
+
+
+def walk(arguments: str, folder: Path | str) -> dict[str, list[str]]:
     """The files that the command walks through, each with its functions that are called."""
     files = Path(folder, "files.txt")
     files.write_text("")
@@ -71,8 +77,7 @@ def walk(arguments: str, folder: str) -> dict[str, list[str]]:
 def main() -> None:
     wanted = " ".join(word for word in sys.argv[1:] if not word.startswith("--"))
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "sitecustomize.py").write_text(WATCH)
-        Path(folder, "design.toml").write_text(DESIGN)
+        prepare(folder)
         for name, arguments in COMMANDS.items():
             if not name.startswith(wanted):
                 continue

@@ -95,15 +95,6 @@ def labelled(
     return xr.Dataset(data, dict(coordinates), attrs={**stamp(settings), **plain})
 
 
-def clock(marks: np.ndarray, rate: float) -> dict[str, Any]:
-    """The coordinates `time` (t/τ = 2η per step) and `step`."""
-    time = 2 * rate * np.asarray(marks, float)
-    return {
-        "time": ("time", time, {"long_name": r"training time $t/\tau$", "units": "1"}),
-        "step": ("time", marks, {"long_name": "training steps", "units": "1"}),
-    }
-
-
 def drop_counts(time: np.ndarray, losses: np.ndarray) -> list[int]:
     """How many drops the detector of stages finds in each curve."""
     return [len(find_stages(time, loss, resamples=0).drops) for loss in losses]
