@@ -268,7 +268,7 @@ class Settings(Fields):
         return task
 
     def _key(self, seed_offset: int, number: int) -> PRNGKeyArray:
-        """The key of the eigenvectors (0), of the pool (1) or of the fixed task (2).
+        """The key of the eigenvectors, of the pool or of the fixed task, by its number from 0 on.
 
         Most tasks draw nothing, and need not wait for the programs that make keys.
         """
