@@ -17,7 +17,7 @@ from iclflow.experiments.grokking.data import SMALL, STANDARD, Preset
 from iclflow.losses import AbstractLoss
 from iclflow.models import draw_models
 from iclflow.transformers.modular import (
-    ModularAddition,
+    ModularArithmetic,
     ModularInitialiser,
     cross_entropies,
     split_pairs,
@@ -27,7 +27,7 @@ from iclflow.transformers.modular import (
 class ByDefinition(AbstractLoss):
     """The same loss, one example at a time."""
 
-    pairs: ModularAddition
+    pairs: ModularArithmetic
 
     def __call__(self, model):
         first, second = self.pairs.first, self.pairs.second
@@ -62,7 +62,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=40)
     steps = parser.parse_args().steps
     for preset, seeds in ((STANDARD, 1), (SMALL, 3)):
-        loss = split_pairs(preset.modulus, preset.fraction, jax.random.key(0))[0]
+        loss = split_pairs(preset.modulus, preset.tasks[0][1], jax.random.key(0))[0]
         count = steps if preset is SMALL else max(1, steps // 4)
         times = [milliseconds(f, preset, seeds, count) for f in (ByDefinition(loss), loss)]
         print(f"p = {preset.modulus}, seeds together {seeds}: {times[0]:.1f} ms by definition, "

@@ -37,7 +37,7 @@ examples:
   iclflow reproduce                      # everything, at paper scale, into report/index.html
   iclflow reproduce fig3 fig7 --out /tmp/staircase
   iclflow reproduce all --quick          # smaller everywhere, into report-quick
-  iclflow reproduce nonlinear --quick    # small transformers, a minute or two
+  iclflow reproduce nonlinear --quick    # small transformers, two minutes: a check, no verdict
   iclflow reproduce field --quick        # the cheaper cells of the published tables
   iclflow reproduce field --tables mine --json   # any folder of files in that format
 """
@@ -291,7 +291,8 @@ def summary(report: Any) -> dict[str, Any]:
             }
             for name, found in report.outcomes.items()
         ],
-        "does_not_hold": [row["id"] for row in report.rows if not row["holds"]],
+        "does_not_hold": [r["id"] for r in report.rows if r["decided"] and not r["holds"]],
+        "undecided": [row["id"] for row in report.rows if not row["decided"]],
     }
 
 
@@ -350,6 +351,11 @@ def show(found: dict[str, Any]) -> None:
         console.print(f"{reused} of {len(found['figures'])} figures reuse finished data")
     if found["does_not_hold"]:
         console.print(f"does not hold: {', '.join(found['does_not_hold'])}", markup=False)
+    if found["undecided"]:
+        few = f"undecided, for want of seeds: {', '.join(found['undecided'])}"
+        console.print(few, markup=False)
     console.print(f"{found['claims_that_hold']} of {found['claims']} claims hold")
+    if found["quick"]:
+        console.print("the quick form checks that all of it runs; it is no verdict")
     wrote = f"wrote {found['index']} in {found['seconds']:.1f} s"
     console.print(wrote, markup=False, soft_wrap=True)

@@ -22,6 +22,8 @@ class Claim:
     - `reason` says where the tolerance comes from, `note` what a reader should know besides.
     - `population`: measured without sampling, on the loss's closed form or by formulas alone.
     - `beyond`: not in the paper; a result of ours beside it.
+    - `interval`: of what was measured, over seeds, where the claim is judged by it.
+    - `decided`: False where that interval contains the limit, so that more seeds are needed.
     """
 
     id: str
@@ -35,11 +37,13 @@ class Claim:
     note: str = ""
     population: bool = False
     beyond: bool = False
+    interval: tuple[float, float] | None = None
+    decided: bool = True
 
 
 def near(
     id: str, claim: str, equation: str, expected: float, measured: float, tolerance: float,
-    reason: str, note: str = "", **marks: bool,
+    reason: str, note: str = "", **marks: Any,
 ) -> Claim:  # fmt: skip
     """A claim that `measured` lies within `tolerance` of `expected`; NaN does not hold."""
     holds = bool(abs(measured - expected) <= tolerance)
@@ -48,7 +52,7 @@ def near(
 
 def below(
     id: str, claim: str, equation: str, measured: float, limit: float, reason: str,
-    note: str = "", **marks: bool,
+    note: str = "", **marks: Any,
 ) -> Claim:  # fmt: skip
     """A claim that a measured size, 0 at best, is at most `limit`; NaN does not hold."""
     holds = bool(measured <= limit)
@@ -57,7 +61,7 @@ def below(
 
 def at_least(
     id: str, claim: str, equation: str, measured: float, limit: float, reason: str,
-    note: str = "", **marks: bool,
+    note: str = "", **marks: Any,
 ) -> Claim:  # fmt: skip
     """A claim that `measured` reaches `limit`."""
     wanted, holds = f"at least {limit:g}", bool(measured >= limit)
@@ -66,7 +70,7 @@ def at_least(
 
 def at_most(
     id: str, claim: str, equation: str, measured: float, limit: float, reason: str,
-    note: str = "", **marks: bool,
+    note: str = "", **marks: Any,
 ) -> Claim:  # fmt: skip
     """A claim that `measured` does not exceed `limit`."""
     wanted, holds = f"at most {limit:g}", bool(measured <= limit)
@@ -75,7 +79,7 @@ def at_most(
 
 def less(
     id: str, claim: str, equation: str, measured: float, other: float, reason: str,
-    note: str = "", **marks: bool,
+    note: str = "", **marks: Any,
 ) -> Claim:  # fmt: skip
     """A claim of order, `measured` < `other`."""
     wanted, holds = f"below {other:g}", bool(measured < other)

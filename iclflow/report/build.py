@@ -57,7 +57,8 @@ def scorecard(claims: Mapping[str, Sequence[Claim]]) -> list[Row]:
     """Figure name -> claims, as rows in the figures' order.
 
     Keys: `id`, `claim`, `equation`, `expected`, `measured`, `tolerance`, `holds`, `reason`,
-    `note`, `population`, `beyond`, `figure`. A number that is not finite becomes None (JSON null).
+    `note`, `population`, `beyond`, `interval`, `decided`, `figure`. A number that is not finite
+    becomes None (JSON null).
     """
     return [
         {**{k: _plain(v) for k, v in dataclasses.asdict(claim).items()}, "figure": figure}
@@ -74,6 +75,8 @@ def write_scorecard(found: Sequence[Row], path: Path) -> Path:
 def _plain(value: Any) -> Any:
     if hasattr(value, "item"):  # a NumPy number
         value = value.item()
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

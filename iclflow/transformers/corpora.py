@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from iclflow.tasks.checks import require_size
 
@@ -31,18 +31,42 @@ class Repeated(AbstractCorpus):
 
     By default the period is uniform on T/8 … T/2. It must vary: with one fixed period a single
     layer looks back by that many positions, and nothing has to be found in the context.
+
+    - `vocabulary`: the number of tokens V.
+    - `context`: the length T.
+    - `periods`: the shortest and the longest period, both included.
+    - `shuffled`: whether every repeat has the tokens of the segment in an order of its own. Which
+      tokens occur can then still be read off the context, but not which one follows: there is
+      nothing to copy. It is the control of the plain corpus, with the same tokens equally often.
+      As an array instead of True or False it leaves both one compiled program.
+
+    >>> import jax
+    >>> from iclflow.transformers import Repeated
+    >>> plain, mixed = (Repeated(50, 8, periods=(4, 4), shuffled=s) for s in (False, True))
+    >>> sequence = plain.sample(jax.random.key(0))
+    >>> bool((sequence[:4] == sequence[4:8]).all())
+    True
+    >>> other = mixed.sample(jax.random.key(0))
+    >>> bool((other[:4].sort() == other[4:8].sort()).all())
+    True
     """
 
     vocabulary: int = eqx.field(static=True)
     context: int = eqx.field(static=True)
-    periods: tuple[int, int] = eqx.field(static=True)  # both included
+    periods: tuple[int, int] = eqx.field(static=True)
+    shuffled: bool | Bool[Array, ""]
 
     def __init__(
-        self, vocabulary: int, context: int, periods: tuple[int, int] | None = None
+        self,
+        vocabulary: int,
+        context: int,
+        periods: tuple[int, int] | None = None,
+        shuffled: bool | Bool[Array, ""] = False,
     ) -> None:
-        """Number of tokens V, context length T, and the shortest and longest period."""
+        """Sizes; without `periods` they are T/8 … T/2."""
         self.vocabulary, self.context = vocabulary, context
         self.periods = (max(1, context // 8), context // 2) if periods is None else periods
+        self.shuffled = shuffled
 
     def __check_init__(self) -> None:
         require_size("vocabulary", self.vocabulary)
@@ -59,7 +83,16 @@ class Repeated(AbstractCorpus):
         bits = jax.random.bits(key, (high + 1,), jnp.uint32)
         period = low + (bits[0] % (high - low + 1)).astype(jnp.int32)
         segment = (bits[1:] % self.vocabulary).astype(jnp.int32)
-        return segment[jnp.arange(self.context + 1, dtype=jnp.int32) % period]
+        place = jnp.arange(self.context + 1, dtype=jnp.int32)
+        if self.shuffled is False:
+            return segment[place % period]
+        # Each repeat reads the segment in the order of random numbers; places past the period
+        # come last.
+        most = self.context // low + 1
+        ranks = jax.random.uniform(jax.random.fold_in(key, 1), (most, high), jnp.float32)
+        order = jnp.argsort(jnp.where(jnp.arange(high) < period, ranks, 2.0), axis=1)
+        mixed = order[place // period, place % period]
+        return segment[jnp.where(self.shuffled, mixed, place % period)]
 
 
 class Markov(AbstractCorpus):

@@ -1,4 +1,4 @@
-"""The transformer that groks: one layer with an MLP, on the tokens a, b, = of modular addition.
+"""The transformer that groks: one layer with an MLP, on the tokens a, b, = of modular arithmetic.
 
 Width d, H heads of size e = d/H, m hidden units with ReLU, learned positions, no layer norm. Only
 the token = gives an answer, and it is the same in every example; the batched form uses that. The
@@ -6,7 +6,7 @@ full-batch cross-entropy is over the pairs that are trained on.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -169,20 +169,28 @@ class ModularInitialiser(AbstractInitialiser):
         )
 
 
-class ModularAddition(AbstractLoss):
-    """The mean cross-entropy of the answer a + b mod p over a set of pairs (a, b), in nats."""
+OPERATIONS: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "addition": np.add,
+    "subtraction": np.subtract,
+    "multiplication": np.multiply,
+}
 
-    first: Int[Array, " n"]  # a
-    second: Int[Array, " n"]  # b
+
+class ModularArithmetic(AbstractLoss):
+    """The mean cross-entropy of the answers mod p over a set of pairs (a, b), in nats.
+
+    - `first`, `second`: the numbers a and b.
+    - `answers`: the number to be answered, such as a + b mod p.
+    - `modulus`: p.
+    """
+
+    first: Int[Array, " n"]
+    second: Int[Array, " n"]
+    answers: Int[Array, " n"]
     modulus: int = eqx.field(static=True)
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         return jnp.mean(cross_entropies(self._logits(model), self.answers))
-
-    @property
-    def answers(self) -> Int[Array, " n"]:
-        """a + b mod p."""
-        return (self.first + self.second) % self.modulus
 
     def accuracy(self, model: AbstractModel) -> Float[Array, ""]:
         """The share of pairs whose answer has the largest logit."""
@@ -190,9 +198,9 @@ class ModularAddition(AbstractLoss):
 
     def admits(self, model: AbstractModel) -> str | None:
         if not isinstance(model, ModularTransformer):
-            return "modular addition needs a model of its three tokens, a ModularTransformer"
+            return "modular arithmetic needs a model of its three tokens, a ModularTransformer"
         if model.modulus != self.modulus:
-            return f"the model adds modulo {model.modulus}, the pairs are modulo {self.modulus}"
+            return f"the model answers modulo {model.modulus}, the pairs are modulo {self.modulus}"
         return None
 
     def _logits(self, model: Any) -> Float[Array, "n p"]:
@@ -200,22 +208,40 @@ class ModularAddition(AbstractLoss):
 
 
 def split_pairs(
-    modulus: int, fraction: float, key: PRNGKeyArray
-) -> tuple[ModularAddition, ModularAddition]:
-    """Training and test loss: a random ⌊fraction p²⌋ of the p² ordered pairs, and the others."""
+    modulus: int, fraction: float, key: PRNGKeyArray, operation: str = "addition"
+) -> tuple[ModularArithmetic, ModularArithmetic]:
+    """Training and test loss: a random ⌊fraction p²⌋ of the p² ordered pairs, and the others.
+
+    - `modulus`: p.
+    - `fraction`: the share of the pairs that are trained on.
+    - `key`: of the draw.
+    - `operation`: what is answered: "addition", "subtraction" or "multiplication".
+
+    >>> import jax
+    >>> from iclflow.transformers.modular import split_pairs
+    >>> train, test = split_pairs(5, 0.4, jax.random.key(0), "subtraction")
+    >>> train.first.size, test.first.size
+    (10, 15)
+    >>> bool(((train.first - train.second - train.answers) % 5 == 0).all())
+    True
+    """
     if modulus < 2 or not 0 < fraction < 1:
         raise ValueError(
             f"a split needs a modulus of at least 2 and a fraction between 0 and 1, got {modulus} "
             f"and {fraction}; the standard set-up has 113 and 0.3"
         )
+    if operation not in OPERATIONS:
+        raise ValueError(f"the operation is one of {', '.join(OPERATIONS)}, got {operation!r}")
     count = int(fraction * modulus**2)
     if count == 0:
         raise ValueError(f"{fraction:g} of {modulus**2} pairs is none; take a larger fraction")
     order = np.asarray(jax.random.permutation(key, modulus**2))
 
-    def loss(pairs: np.ndarray) -> ModularAddition:
+    def loss(pairs: np.ndarray) -> ModularArithmetic:
         first, second = np.divmod(np.sort(pairs).astype(np.int32), modulus)
-        return ModularAddition(jnp.asarray(first), jnp.asarray(second), modulus)
+        answers = np.mod(OPERATIONS[operation](first, second), modulus)
+        one, two, answered = map(jnp.asarray, (first, second, answers))
+        return ModularArithmetic(one, two, answered, modulus)
 
     return loss(order[:count]), loss(order[count:])
 

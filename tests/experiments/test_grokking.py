@@ -13,7 +13,7 @@ from iclflow.experiments.grokking import data as grokking
 from iclflow.experiments.runs import at
 from iclflow.models import draw_models
 from iclflow.transformers.modular import (
-    ModularAddition,
+    ModularArithmetic,
     ModularInitialiser,
     cross_entropies,
     split_pairs,
@@ -21,7 +21,7 @@ from iclflow.transformers.modular import (
 
 P, WIDTH, HEADS, HIDDEN = 11, 6, 2, 10
 ENTROPY = jax.jit(jax.value_and_grad(lambda logits, y: jnp.sum(cross_entropies(logits, y))))
-TINY = grokking.Preset(P, WIDTH, HEADS, HIDDEN, 0.5, 1e-3, 20, 2)
+TINY = grokking.Preset(P, WIDTH, HEADS, HIDDEN, (("subtraction", 0.5),), 1e-3, 20, (0, 1))
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +108,18 @@ def test_split_is_disjoint_whole_and_from_its_key():
     assert np.sum((counts - 3830 / 113) ** 2 / (3830 / 113) / 0.7) < 112 + 5 * np.sqrt(2 * 112)
 
 
+@pytest.mark.parametrize(
+    ("operation", "of"),
+    [("addition", lambda a, b: a + b), ("subtraction", lambda a, b: a - b),
+     ("multiplication", lambda a, b: a * b)],
+)  # fmt: skip
+def test_answers_are_those_of_the_operation(operation, of):
+    train, test = split_pairs(7, 0.4, jax.random.key(0), operation)
+    for part in (train, test):
+        pairs = zip(part.first.tolist(), part.second.tolist(), part.answers.tolist(), strict=True)
+        assert all(of(a, b) % 7 == answer for a, b, answer in pairs)
+
+
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 @pytest.mark.parametrize("margin", [-30.0, 0.0, 3.0, 25.0, 60.0])
 def test_cross_entropy_keeps_relative_precision(precision, margin):
@@ -127,11 +139,13 @@ def test_accuracy_and_admission(model, losses):
         np.asarray(test.first), np.asarray(test.second), strict=True)]  # fmt: skip
     assert float(eqx.filter_jit(test.accuracy)(model)) == pytest.approx(np.mean(right))
     assert train.admits(model) is None
-    other = ModularAddition(train.first, train.second, P + 1)
-    with pytest.raises(ValueError, match="the model adds modulo 11, the pairs are modulo 12"):
+    other = ModularArithmetic(train.first, train.second, train.answers, P + 1)
+    with pytest.raises(ValueError, match="the model answers modulo 11, the pairs are modulo 12"):
         other.require(model)
     with pytest.raises(ValueError, match=r"fraction between 0 and 1, got 113 and 1\.2"):
         split_pairs(113, 1.2, jax.random.key(0))
+    with pytest.raises(ValueError, match=r"the operation is one of addition, .* got 'division'"):
+        split_pairs(7, 0.3, jax.random.key(0), "division")
     with pytest.raises(ValueError, match="multiple of the heads, got 10 and 4"):
         ModularInitialiser(width=10)
 
@@ -155,7 +169,9 @@ def test_tensors_have_all_weights_and_names_diagnose_reads(model):
 def test_small_preset_starts_where_it_did():
     """Losses and norms at step 0, as recorded with JAX 0.10.2: the seeds, the split, the scales."""
     small = grokking.SMALL
-    losses = split_pairs(small.modulus, small.fraction, jax.random.key(grokking.SPLIT_KEY))
+    ((task, fraction),) = small.tasks
+    split = jax.random.key(grokking.SPLIT_KEYS[task])
+    losses = split_pairs(small.modulus, fraction, split, task)
     init = ModularInitialiser(small.modulus, small.width, small.heads, small.hidden)
     found = eqx.filter_jit(lambda m: [losses[0](m), losses[1](m), m.weight_norm()])
     recorded = (
@@ -163,18 +179,19 @@ def test_small_preset_starts_where_it_did():
         (4.0348845, 4.0452552, 23.589651),
         (3.9935777, 4.0066123, 23.589451),
     )
-    models = draw_models(init, range(small.seeds))
+    models = draw_models(init, small.seeds)
     for seed, wanted in enumerate(recorded):
         np.testing.assert_allclose(found(at(models, seed)), wanted, rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_training_reproduces_and_resumes(tmp_path):
-    first = grokking.run_preset(TINY, folder=tmp_path)
+    ((task, fraction),) = TINY.tasks
+    first = grokking.run_preset(TINY, task, fraction, folder=tmp_path)
     done = []
-    again = grokking.run_preset(TINY, lambda *now: done.append(now), tmp_path)
+    again = grokking.run_preset(TINY, task, fraction, lambda *now: done.append(now), tmp_path)
     assert done == []  # finished on disk: nothing is trained again
-    fresh = grokking.run_preset(TINY)
+    fresh = grokking.run_preset(TINY, task, fraction)
     for name, values in first.items():
         np.testing.assert_array_equal(values, again[name], err_msg=name)
         if name != "bases":  # singular vectors have either sign
@@ -186,11 +203,12 @@ def test_training_reproduces_and_resumes(tmp_path):
 @pytest.mark.slow
 def test_small_preset_groks():
     data = grokking.compute(quick=True)
-    assert data.sizes["seed"] == grokking.SMALL.seeds
-    assert np.all(data["train_accuracy"][:, -1] == 1)
-    assert np.all(data["test_accuracy"][:, -1] > 0.95)
-    at = [int(np.flatnonzero(row == 1)[0]) for row in data["train_accuracy"].values]
-    when_memorised = data["test_accuracy"].values[np.arange(data.sizes["seed"]), at]
+    one = data.sel(task="addition")
+    assert list(data["seed"].values) == list(grokking.SMALL.seeds)
+    assert np.all(one["train_accuracy"][:, -1] == 1)
+    assert np.all(one["test_accuracy"][:, -1] > 0.95)
+    at = [int(np.flatnonzero(row == 1)[0]) for row in one["train_accuracy"].values]
+    when_memorised = one["test_accuracy"].values[np.arange(data.sizes["seed"]), at]
     assert np.all(when_memorised < 0.5)
     assert np.all(data["grokked"] >= 5 * data["memorised"])
     verdicts = {claim.id: claim.holds for claim in grokking_claims.claims(data)}

@@ -105,6 +105,23 @@ def test_the_gradient_is_that_of_finite_differences(model):
         np.testing.assert_allclose((at[1] - at[0]) / 2e-5, slope, rtol=1e-6, atol=1e-10)
 
 
+def test_shuffled_repeats_have_the_same_tokens_and_nothing_to_copy():
+    plain, mixed = (Repeated(64, 64, shuffled=shuffled) for shuffled in (False, True))
+    traced = Repeated(64, 64, shuffled=jnp.asarray(True))
+    batches = [np.asarray(one.batch(jax.random.key(4), 200)) for one in (plain, mixed, traced)]
+    np.testing.assert_array_equal(batches[1], batches[2])
+    copied = []
+    for sequence, other in zip(*batches[:2], strict=True):
+        period = next(p for p in range(8, 33) if np.all(sequence[p:] == sequence[:-p]))
+        whole = len(sequence) // period
+        blocks = other[: whole * period].reshape(whole, period)
+        wanted = np.sort(sequence[:period])
+        assert all(np.array_equal(np.sort(block), wanted) for block in blocks)
+        copied.append(np.mean(other[period:] == other[:-period]))
+    # A random order has one token in its old place on average, of 8 to 32; some occur twice.
+    assert np.mean(copied) < 0.1
+
+
 def test_the_loss_is_the_literal_cross_entropy(model):
     sequences = NextToken.sample(Repeated(VOCABULARY, CONTEXT), 3, jax.random.key(2))
     losses, correct = by_position(sequences, model)

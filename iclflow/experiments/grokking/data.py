@@ -1,11 +1,17 @@
-"""Grokking in modular addition: the losses, and when each measure moves (second paper, Figs 3B, 7).
+"""Grokking in modular arithmetic: the losses, and when each measure moves (2nd paper, Figs 3B, 7).
 
 A transformer of one layer on a + b mod p memorises its training pairs and, long after, answers
-the others too. The standard set-up at full scale; the quick one is smaller in p and width and has
-a larger rate, so that it groks within seconds. All seeds share one split and train together.
+the others too; so does one on a - b. The standard set-up at full scale; the quick one is smaller in
+p and width and has a larger rate, so that it groks within seconds. The seeds of a task share one
+split and train together.
+
+A measure has made half of its change at a step that depends on where the change is taken to end.
+Every half-change is therefore given for several ends: the step of 95% test accuracy, somewhat
+later, and the end of the run, which includes the clean-up of the weights after generalisation.
 """
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +23,7 @@ import xarray as xr
 from jaxtyping import Array, Float
 
 from iclflow.dynamics import Adam, Descent
-from iclflow.experiments.runs import Variable, checkpointed, labelled, trained
+from iclflow.experiments.runs import Variable, checkpointed, finished, named, trained
 from iclflow.linalg import FactoredMatrix
 from iclflow.measures import (
     change_time,
@@ -30,6 +36,7 @@ from iclflow.measures import (
     time_curvature,
     unexplained,
 )
+from iclflow.measures.subspace import consecutive_distances, log_intervals
 from iclflow.results.messages import Progress
 from iclflow.runs.folder import own_folder
 from iclflow.runs.record import OfModel
@@ -38,16 +45,20 @@ from iclflow.transformers.modular import ModularInitialiser, ModularTransformer,
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """A size at which grokking was seen: model, share of pairs, AdamW, length."""
+    """A size at which grokking was seen: model, tasks with the share of pairs, AdamW, length.
+
+    Subtraction wants a larger share of the pairs than addition, where (a, b) and (b, a) have the
+    same answer. The `seeds` of the standard set-up took no part in the choice of anything.
+    """
 
     modulus: int
     width: int
     heads: int
     hidden: int
-    fraction: float
+    tasks: tuple[tuple[str, float], ...]
     rate: float
     steps: int
-    seeds: int
+    seeds: tuple[int, ...]
     weight_decay: float = 1.0
     b2: float = 0.98
 
@@ -57,11 +68,14 @@ class Preset:
         return max(1, self.width // self.heads // 4)
 
 
-STANDARD = Preset(113, 128, 4, 512, 0.3, 1e-3, 14_000, 8)
-SMALL = Preset(53, 48, 4, 128, 0.4, 5e-3, 3_500, 3)
-SPLIT_KEY, TRAINING_KEY = 0, 1
+STANDARD = Preset(
+    113, 128, 4, 512, (("addition", 0.3), ("subtraction", 0.4)), 1e-3, 14_000, tuple(range(8, 16))
+)
+SMALL = Preset(53, 48, 4, 128, (("addition", 0.4),), 5e-3, 3_500, (0, 1, 2))
+SPLIT_KEYS, TRAINING_KEY = {"addition": 0, "subtraction": 1}, 1
 FREQUENCIES = 5  # of the Fourier concentration
 POINTS, WINDOW = 400, 21  # of the norm curvature
+ENDS = {"1": 1.0, "1.1": 1.1, "1.2": 1.2, "run": np.inf}  # times the step of 95% test accuracy
 MEASURES = {  # name -> what it is; in the order of the figure
     "test_loss": "test loss",
     "effective_rank": "effective rank (15) of OV, over its start",
@@ -82,30 +96,64 @@ def compute(
     With a folder, training leaves checkpoints there, and goes on from them.
     """
     preset = SMALL if quick else STANDARD
-    run = run_preset(preset, progress, folder)
-    variables = _curves(run, preset)
-    steps = marks(preset.steps)
-    variables |= _times(steps, variables)
-    variables |= _norm_curvature(steps, variables["weight_norm"][1])
-    coordinates = {
-        "step": ("time", steps, {"long_name": "training steps", "units": "1"}),
-        "seed": np.arange(preset.seeds),
-        "measure": list(MEASURES),
-    }
+    count, parts = len(preset.tasks), []
+    for number, (task, fraction) in enumerate(preset.tasks):
+
+        def report(done: float, total: float, number: int = number) -> None:
+            if progress is not None:
+                progress(number * total + done, count * total)
+
+        parts.append(_measured(run_preset(preset, task, fraction, report, folder), preset))
+    names = [task for task, _ in preset.tasks]
+    over = xr.DataArray(names, dims="task", name="task")
+    data: Any = xr.concat(parts, over, data_vars="all")
+    plain = {k: v for k, v in dataclasses.asdict(preset).items() if k not in ("tasks", "seeds")}
     settings = {
-        "figure": "grokking", "quick": quick, **dataclasses.asdict(preset),
+        "figure": "grokking", "quick": quick, **plain,
+        "tasks": ", ".join(f"{task} ({share:.0%} of the pairs)" for task, share in preset.tasks),
+        "seeds": ", ".join(map(str, preset.seeds)),
         "subspace_size": preset.kept, "frequencies": FREQUENCIES,
         "training": "AdamW on all training pairs at once, weights in single precision; the "
         "cross-entropy in a form that keeps its relative precision",
     }  # fmt: skip
-    return labelled(variables, coordinates, settings)
+    return finished(data, settings)
+
+
+def _measured(run: dict[str, np.ndarray], preset: Preset) -> xr.Dataset:
+    """The curves of one task, when they change, and how the weight norm bends."""
+    steps = marks(preset.steps)
+    variables = _curves(run, preset, steps)
+    bases = run["bases"]
+    variables |= _times(
+        steps, variables, lambda seed, last: np.asarray(_distances_to(bases[seed], last))
+    )
+    variables |= _norm_curvature(steps, variables["weight_norm"][1])
+    coordinates = {
+        "step": ("time", steps, {"long_name": "training steps", "units": "1"}),
+        "seed": list(preset.seeds),
+        "measure": list(MEASURES),
+        "end": list(ENDS),
+    }
+    return xr.Dataset(named(variables), coordinates)
 
 
 def run_preset(
-    preset: Preset, progress: Progress | None = None, folder: Path | str | None = None
+    preset: Preset,
+    task: str = "addition",
+    fraction: float = 0.3,
+    progress: Progress | None = None,
+    folder: Path | str | None = None,
 ) -> dict[str, np.ndarray]:
-    """Train all seeds of a preset and record at its marks."""
-    loss, test = split_pairs(preset.modulus, preset.fraction, jax.random.key(SPLIT_KEY))
+    """Train all seeds of a preset on one task and record at its marks.
+
+    - `preset`: sizes and seeds.
+    - `task`: an operation of `split_pairs`.
+    - `fraction`: the share of the pairs that are trained on.
+    - `progress`: called with the steps done and all steps.
+    - `folder`: where checkpoints are kept, to go on from them.
+    """
+    split = jax.random.key(SPLIT_KEYS[task])
+    loss, test = split_pairs(preset.modulus, fraction, split, task)
     init = ModularInitialiser(preset.modulus, preset.width, preset.heads, preset.hidden)
     optimiser = Adam(b2=preset.b2, weight_decay=preset.weight_decay)
     record = {
@@ -126,12 +174,14 @@ def run_preset(
             init,
             Descent(preset.rate, optimiser),
             saveat=marks(preset.steps),
-            seeds=preset.seeds,
+            seeds=list(preset.seeds),
             record={name: OfModel(measure) for name, measure in record.items()},
             final={"writing": _writing},
             key=jax.random.key(TRAINING_KEY),
             progress=progress,
-            **checkpointed(own_folder(folder, __name__, preset), ModularTransformer.tensors),
+            **checkpointed(
+                own_folder(folder, __name__, (preset, task)), ModularTransformer.tensors
+            ),
         )
 
 
@@ -166,7 +216,7 @@ def _unembedding_concentration(model: ModularTransformer) -> Float[Array, ""]:
     return fourier_concentration(model.unembedding.T, FREQUENCIES)
 
 
-def _curves(run: dict[str, np.ndarray], preset: Preset) -> dict[str, Variable]:
+def _curves(run: dict[str, np.ndarray], preset: Preset, steps: np.ndarray) -> dict[str, Variable]:
     """Everything recorded, [seed, time]; measures of heads averaged over them."""
     found = {
         name: run[name] for name in ("train_loss", "test_loss", "train_accuracy", "test_accuracy")
@@ -174,6 +224,8 @@ def _curves(run: dict[str, np.ndarray], preset: Preset) -> dict[str, Variable]:
     final = FactoredMatrix(run["final_left"], run["final_right"])
     geometry = _geometry(run["singular_values"], run["bases"], final, preset.kept)
     found |= {name: np.asarray(values, float) for name, values in geometry.items()}
+    found["subspace_speed"] = np.full_like(found["subspace_distance"], np.nan)
+    found["subspace_speed"][:, 1:] = found.pop("moved") / log_intervals(steps)
     norm = run["weight_norm"]
     found["weight_norm"] = norm / norm[:, :1]
     for name in ("embedding_concentration", "unembedding_concentration"):
@@ -181,6 +233,7 @@ def _curves(run: dict[str, np.ndarray], preset: Preset) -> dict[str, Variable]:
     about = {
         "train_loss": "training loss, nats", **MEASURES,
         "train_accuracy": "training accuracy", "test_accuracy": "test accuracy",
+        "subspace_speed": "subspace speed of OV per unit of ln(step)",
     }  # fmt: skip
     return {name: (("seed", "time"), values, about[name]) for name, values in found.items()}
 
@@ -207,28 +260,52 @@ def _geometry(
     }
     found = {name: jnp.mean(values, axis=2) for name, values in {**ranks, **distances}.items()}
     relative = {name: jax.vmap(relative_to_start)(found[name]) for name in ranks}
-    return {**found, **relative}
+    moved = jax.vmap(jax.vmap(consecutive_distances, 1, 1))(bases)
+    return {**found, **relative, "moved": jnp.mean(moved, axis=2)}
 
 
-def _times(steps: np.ndarray, curves: dict[str, Variable]) -> dict[str, Variable]:
-    """When a seed has memorised and when it has generalised; change times of the measures."""
+def _times(
+    steps: np.ndarray,
+    curves: dict[str, Variable],
+    projector_distances: Callable[[int, np.ndarray], np.ndarray],
+) -> dict[str, Variable]:
+    """When a seed has memorised and when it has generalised; change times of the measures.
+
+    - `projector_distances`: seed and save point to the distances to the subspaces there.
+    """
     memorised = [first_step(steps, row, 1.0) for row in curves["train_accuracy"][1]]
     grokked = [first_step(steps, row, 0.95) for row in curves["test_accuracy"][1]]
     found: dict[str, Variable] = {
         "memorised": (("seed",), memorised, "first saved step with all training pairs right"),
         "grokked": (("seed",), grokked, "first saved step with 95% of test pairs right"),
     }
+    values = {name: np.asarray(curves[name][1]) for name in MEASURES}
     for name, left in (("onset", 0.75), ("half_change", 0.5), ("settling", 0.25)):
-        times = [
-            [
-                change_time(steps, row, since=begin, left=left) if np.isfinite(begin) else np.nan
-                for row, begin in zip(curves[measure][1], memorised, strict=True)
-            ]
-            for measure in MEASURES
-        ]
+        times = np.full((len(ENDS), len(MEASURES), len(memorised)), np.nan)
+        for e, factor in enumerate(ENDS.values()):
+            for seed, (begin, learned) in enumerate(zip(memorised, grokked, strict=True)):
+                end = steps[-1] if np.isinf(factor) else factor * learned
+                if not np.isfinite(begin + end):
+                    continue
+                last = int(np.argmin(np.abs(steps - end)))
+                for m, measure in enumerate(MEASURES):
+                    curve = values[measure][seed]
+                    if measure == "projector_distance":
+                        curve = projector_distances(seed, np.asarray(last))
+                    shown = slice(last + 1)
+                    times[e, m, seed] = change_time(
+                        steps[shown], curve[shown], since=begin, left=left
+                    )
         about = f"step after which less than {left:.0%} of the change since memorising is left"
-        found[name] = (("measure", "seed"), times, about)
+        found[name] = (("end", "measure", "seed"), times, about)
     return found
+
+
+@eqx.filter_jit
+def _distances_to(bases: Float[Array, "T H k d"], last: Any) -> Float[Array, " T"]:
+    """The projector distance of every subspace to that at one save point, mean over heads."""
+    over_heads = jax.vmap(projector_distance)
+    return jnp.mean(jax.vmap(over_heads, (None, 0))(bases[last], bases), axis=1)
 
 
 def first_step(steps: np.ndarray, values: np.ndarray, level: float) -> float:

@@ -3,9 +3,15 @@
 Figure numbers are those of Mainali & Teixeira (2025). Two corpora: repeated tokens, where the
 period is drawn for each sequence, for the figures' depths; and Markov chains, each with its own
 transition probabilities, where the best possible loss is known, for one and two layers.
+
+What the weights do around the emergence depends on how long and at which rate one trains, so every
+depth is trained by several courses: the rate stays, or falls to zero as a cosine, over some
+multiples of the steps that the emergence takes. One more course repeats the usual one on text in
+which there is nothing to copy.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +25,9 @@ from jaxtyping import Array, Float
 
 from iclflow.dynamics import Adam, Descent
 from iclflow.dynamics.base import log_steps
-from iclflow.experiments.runs import Variable, checkpointed, labelled, trained
+from iclflow.experiments.runs import Variable, finished, named, train
 from iclflow.measures import find_stages
+from iclflow.measures.subspace import consecutive_distances, log_intervals
 from iclflow.results.messages import Progress
 from iclflow.runs.compute import final_models
 from iclflow.runs.folder import own_folder
@@ -38,7 +45,6 @@ from iclflow.transformers import (
     in_context_score,
     late_loss,
     prefix_matching,
-    previous_token,
     repeated_accuracy,
     spectrum,
 )
@@ -46,77 +52,202 @@ from iclflow.transformers import (
 WEIGHT_DECAY = 0.01
 RANK = 8  # leading right singular vectors that make the subspaces
 LEARNED = 0.25  # of ln V: a late loss below this is in-context learning
-SETTLED = (0.5, 0.9)  # of its way from start to end: halfway, and stabilised
+WARMUP = 0.1  # of the emergence: how long the rate rises
 MARKOV_TOKENS, MARKOV_CONCENTRATION = 8, 0.5
 EVALUATION_KEY, TRAINING_KEY = 2**20, 2**20 + 1  # beside the seeds of the weights
 
 
-Run = dict[str, np.ndarray]  # what a sweep recorded, by name
+@dataclasses.dataclass(frozen=True)
+class Course:
+    """How one trains: how long, whether the rate falls, and on which text.
+
+    - `multiple`: the length, in multiples of the emergence.
+    - `cosine`: whether the rate falls to zero as a cosine; otherwise it stays where it is after
+      the warm-up.
+    - `shuffled`: whether there is nothing to copy in the text.
+    """
+
+    multiple: int
+    cosine: bool
+    shuffled: bool = False
+
+    @property
+    def name(self) -> str:
+        """As the data and the figures call it."""
+        text = ", nothing to copy" if self.shuffled else ""
+        return f"{'cosine' if self.cosine else 'constant'}, {self.multiple} times{text}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of the models and of their training."""
+    """Sizes of the models and of their training.
+
+    - `emergence`: the steps after which in-context learning has emerged at a constant rate. It was
+      read off seeds that take no part in the claims, and so were the lengths and the warm-up.
+    - `usual`: the course of the claims: the multiple of the emergence that a cosine ends at.
+    - `courses`: all of them.
+    - `seeds`: those of the weights and of the text.
+    - `few`: how many train in one batch; a course of more than `long` steps takes only so many.
+    - `marks`: save points of a run, evenly in the logarithm.
+    - `sequences`: kept for evaluation.
+    """
 
     vocabulary: int
     context: int
     width: int
     heads: int
     batch: int
-    steps: int
+    emergence: int
+    usual: int
+    courses: tuple[Course, ...]
     markov_steps: int
     rate: float
     layers: tuple[int, ...]
-    seeds: int
+    seeds: tuple[int, ...]
+    few: int
     marks: int
-    sequences: int  # kept for evaluation
+    sequences: int
+    long: int = 5_000
+
+    def steps(self, course: Course) -> int:
+        """How long a course lasts."""
+        return course.multiple * self.emergence
+
+    def seeds_of(self, course: Course) -> tuple[int, ...]:
+        """The seeds that a course is trained with."""
+        return self.seeds[: self.few] if self.steps(course) > self.long else self.seeds
 
 
-FULL = Sizes(64, 64, 128, 4, 64, 20_000, 5_000, 1e-3, (1, 2, 3, 4), 1, 90, 256)
-QUICK = Sizes(32, 32, 64, 4, 32, 700, 400, 2e-3, (1, 2), 1, 60, 128)
+def _both(*multiples: int, shuffled: bool = False) -> list[Course]:
+    """Both schedules at every length."""
+    pairs = itertools.product(multiples, (True, False))
+    return [Course(multiple, cosine, shuffled) for multiple, cosine in pairs]
+
+
+FULL = Sizes(
+    64, 64, 128, 4, 64, 320, 4, (*_both(2, 4, 60), *_both(4, shuffled=True)), 5_000, 1e-3,
+    (1, 2, 3, 4), tuple(range(2, 10)), 4, 60, 256,
+)  # fmt: skip
+QUICK = Sizes(
+    32, 32, 64, 4, 32, 290, 2, (*_both(2), *_both(2, shuffled=True)), 400, 2e-3,
+    (1, 2), (2, 3), 2, 40, 128,
+)  # fmt: skip
+
+
+class _Rate(eqx.Module):
+    """The rate of every step: a linear rise, and then a constant or a cosine to zero.
+
+    Its numbers are arrays, so that both kinds are one program and train in one batch.
+    """
+
+    peak: Float[Array, ""]
+    warmup: Float[Array, ""]
+    steps: Float[Array, ""]
+    falls: Float[Array, ""]  # 1, or 0 for a constant rate
+
+    @classmethod
+    def of(cls, preset: Sizes, course: Course) -> "_Rate":
+        numbers = (preset.rate, WARMUP * preset.emergence, preset.steps(course), course.cosine)
+        return cls(*(jnp.asarray(number, jnp.float32) for number in numbers))
+
+    def __call__(self, step: Any) -> Array:
+        rise = jnp.minimum(1.0, (step + 1) / self.warmup)
+        way = jnp.clip((step - self.warmup) / (self.steps - self.warmup), 0, 1)
+        return self.peak * rise * (1 - self.falls * 0.5 * (1 - jnp.cos(jnp.pi * way)))
 
 
 def compute(
     *, quick: bool = False, progress: Progress | None = None, folder: Path | str | None = None
 ) -> xr.Dataset:
-    """Losses, scores and circuits of every depth over training; goes on from `folder`."""
-    preset = QUICK if quick else FULL
+    """Losses, scores and circuits of every depth and course over training; goes on in `folder`."""
+    return train_courses(QUICK if quick else FULL, progress, folder, quick=quick)
+
+
+def train_courses(
+    preset: Sizes,
+    progress: Progress | None = None,
+    folder: Path | str | None = None,
+    *,
+    quick: bool = False,
+) -> xr.Dataset:
+    """The same with sizes of one's own.
+
+    - `preset`: what is trained.
+    - `progress`: called with work done and all work, in steps of layers.
+    - `folder`: where checkpoints are kept, to go on from them.
+    - `quick`: said in the attributes.
+    """
     folder = own_folder(folder, __name__, preset)
-    repeated = Repeated(preset.vocabulary, preset.context)
+    jobs = _jobs(preset)
     chains = Markov(MARKOV_TOKENS, preset.context, MARKOV_CONCENTRATION)
-    jobs = [
-        (f"repeated-{layers}", repeated, layers, preset.steps, _measures)
-        for layers in preset.layers
-    ]
-    jobs += [(f"markov-{n}", chains, n, preset.markov_steps, _losses) for n in (1, 2)]
-    # The work of a step grows with the layers, and with what is around them.
-    work = [(layers + 1) * steps for _, _, layers, steps, _ in jobs]
-    done: dict[str, Run] = {}
-    for i, (name, corpus, layers, steps, measure) in enumerate(jobs):
+    markov = [_Job(preset, n, preset.seeds[: preset.few], chains=chains) for n in (1, 2)]
+    work = [job.work for job in (*jobs, *markov)]
+    done: list[xr.Dataset] = []
+    for i, job in enumerate((*jobs, *markov)):
         report = _part(progress, sum(work[:i]), work[i], sum(work))
-        place = None if folder is None else folder / name
-        done[name] = _train(preset, corpus, layers, steps, measure, place, report)
+        done.append(job.train(None if folder is None else folder / job.name, report))
+    trained = done[: len(jobs)]
+    data = xr.merge(trained, join="outer", compat="no_conflicts")
+    names = [course.name for course in preset.courses]
+    data = data.sel(course=names, layers=list(preset.layers), seed=list(preset.seeds))
+    marks = [_marks(preset, preset.steps(course)) for course in preset.courses]
+    data = data.assign_coords(
+        step=(("course", "mark"), np.stack(marks), {"long_name": "training steps", "units": "1"}),
+        multiple=("course", [course.multiple for course in preset.courses]),
+        schedule=("course", ["cosine" if c.cosine else "constant" for c in preset.courses]),
+        circuit=list(CIRCUITS),
+    )
+    data = data.merge(_markov_data(chains, preset, done[len(jobs) :]))
+    about = "steps in which the in-context score drops"
+    window = _windows(data.assign_attrs(vocabulary=preset.vocabulary))
+    data = data.assign(named({"window": (("layers", "course", "seed", "edge"), window, about)}))
+    usual = data.sel(course=Course(preset.usual, cosine=True).name, drop=True)
+    live = usual[["late_loss", "accuracy"]].rename(mark="usual_mark")
+    data = data.assign({f"usual_{name}": values for name, values in live.items()})
+    data = data.assign_coords(usual_step=("usual_mark", usual["step"].values))
+    plain = {k: v for k, v in dataclasses.asdict(preset).items() if k not in ("courses", "seeds")}
     settings = {
-        **dataclasses.asdict(preset), "weight_decay": WEIGHT_DECAY, "rank": RANK,
-        "learned": LEARNED, "markov_tokens": MARKOV_TOKENS,
+        **plain, "weight_decay": WEIGHT_DECAY, "rank": RANK, "learned": LEARNED,
+        "warmup": WARMUP, "markov_tokens": MARKOV_TOKENS,
         "markov_concentration": MARKOV_CONCENTRATION, "optimiser": "AdamW", "quick": quick,
+        "seeds": ", ".join(map(str, preset.seeds)), "layers": ", ".join(map(str, preset.layers)),
+        **_names(preset),
     }  # fmt: skip
-    variables = _repeated_variables(preset, [done[f"repeated-{n}"] for n in preset.layers])
-    variables |= _markov_variables(preset, chains, [done["markov-1"], done["markov-2"]])
-    coordinates = {
-        "layers": list(preset.layers),
-        "markov_layers": [1, 2],
-        "circuit": list(CIRCUITS),
-        "share": list(SETTLED),
-        "seed": np.arange(preset.seeds),
-        "step": ("step", _marks(preset, preset.steps), {"long_name": "training steps"}),
-        "markov_step": _marks(preset, preset.markov_steps),
+    return finished(data, settings)
+
+
+def _names(preset: Sizes) -> dict[str, str]:
+    """What the claims call some of the courses: the usual one, and what it is held against."""
+    longest = max(course.multiple for course in preset.courses)
+    return {
+        "usual": Course(preset.usual, cosine=True).name,
+        "steady": Course(preset.usual, cosine=False).name,
+        "long": Course(longest, cosine=False).name,
+        "usual_without": Course(preset.usual, cosine=True, shuffled=True).name,
+        "steady_without": Course(preset.usual, cosine=False, shuffled=True).name,
+        "short": Course(min(c.multiple for c in preset.courses), cosine=True).name,
     }
-    return labelled(variables, coordinates, settings)
+
+
+def _jobs(preset: Sizes) -> list["_Job"]:
+    """What is trained, depth by depth, in batches of the same size, which share their programs."""
+    texts: dict[tuple[int, bool], list[Course]] = {}
+    for course in preset.courses:
+        texts.setdefault((course.multiple, course.shuffled), []).append(course)
+    found = []
+    for layers, courses in itertools.product(preset.layers, texts.values()):
+        seeds = preset.seeds_of(courses[0])
+        parts = [seeds[i : i + preset.few] for i in range(0, len(seeds), preset.few)]
+        found += [_Job(preset, layers, part, courses) for part in parts]
+    return found
 
 
 def _marks(preset: Sizes, steps: int) -> np.ndarray:
-    return log_steps(steps, preset.marks)
+    """As many distinct steps for every length, 0 and the last among them."""
+    count = preset.marks
+    while len(found := log_steps(steps, count)) < min(preset.marks, steps + 1):
+        count += 1
+    return found
 
 
 def _part(
@@ -127,35 +258,62 @@ def _part(
     return lambda done, steps: progress(before + work * done / steps, total)
 
 
-def _train(
-    preset: Sizes,
-    corpus: AbstractCorpus,
-    layers: int,
-    steps: int,
-    measure: Callable[[Any, Any], Any],
-    folder: Path | None,
-    progress: Callable[[float, float], None] | None,
-) -> Run:
-    init = _initialiser(preset, corpus, layers)
-    sequences = NextToken.sample(corpus, preset.sequences, jax.random.key(EVALUATION_KEY))
-    return trained(
-        FreshTokens(corpus, sequences, preset.batch),
-        init,
-        Descent(preset.rate, Adam(weight_decay=WEIGHT_DECAY)),
-        saveat=_marks(preset, steps),
-        seeds=preset.seeds,
-        record={"measures": measure},
-        final=["weights"],
-        key=jax.random.key(TRAINING_KEY),
-        progress=progress,
-        **checkpointed(folder, AttentionOnly.tensors),
-    )
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """One batch: some seeds of one depth, by courses of one length on one text, or on chains."""
 
+    preset: Sizes
+    layers: int
+    seeds: tuple[int, ...]
+    courses: Sequence[Course] = ()
+    chains: AbstractCorpus | None = None
 
-def _initialiser(preset: Sizes, corpus: AbstractCorpus, layers: int) -> AttentionOnlyInitialiser:
-    return AttentionOnlyInitialiser(
-        corpus.vocabulary, corpus.context, layers, preset.width, preset.heads
-    )
+    @property
+    def name(self) -> str:
+        """The folder of its checkpoints."""
+        if self.chains is not None:
+            return f"markov-{self.layers}"
+        text = "shuffled" if self.courses[0].shuffled else "repeated"
+        return f"{text}-{self.layers}-{self.steps}-{self.seeds[0]}"
+
+    @property
+    def steps(self) -> int:
+        """How long it trains."""
+        return self.preset.steps(self.courses[0]) if self.courses else self.preset.markov_steps
+
+    @property
+    def work(self) -> float:
+        """Steps, times the layers and what is around them, times the runs."""
+        return (self.layers + 1) * self.steps * len(self.seeds) * max(1, len(self.courses))
+
+    def train(self, folder: Path | None, progress: Callable[[float, float], None] | None) -> Any:
+        """What is kept of its runs."""
+        preset, text = self.preset, self.chains
+        if text is None:
+            shuffled = jnp.asarray(self.courses[0].shuffled)
+            text = Repeated(preset.vocabulary, preset.context, shuffled=shuffled)
+        init = AttentionOnlyInitialiser(
+            text.vocabulary, text.context, self.layers, preset.width, preset.heads
+        )
+        evaluation = NextToken.sample(text, preset.sequences, jax.random.key(EVALUATION_KEY))
+        optimiser = Adam(weight_decay=WEIGHT_DECAY)
+        options: dict[str, Any] = {
+            "saveat": _marks(preset, self.steps), "seeds": self.seeds, "progress": progress,
+            "key": jax.random.key(TRAINING_KEY), "store": folder,
+        }  # fmt: skip
+        loss = FreshTokens(text, evaluation, preset.batch)
+        if not self.courses:
+            return train(
+                loss, init, Descent(preset.rate, optimiser), record={"measures": _losses}, **options
+            )
+        rates = {course.name: _Rate.of(preset, course) for course in self.courses}
+        runs = train(
+            loss, init, Descent(preset.rate, optimiser), axes={"rate": rates},
+            record={"measures": _measures}, final=["weights"], **options,
+        )  # fmt: skip
+        return _kept(
+            runs, init, max(preset.layers), options["saveat"], copies=not self.courses[0].shuffled
+        )
 
 
 def _losses(model: AttentionOnly, loss: FreshTokens) -> dict[str, Array]:
@@ -166,64 +324,116 @@ def _measures(model: AttentionOnly, loss: FreshTokens) -> dict[str, Any]:
     tokens = loss.evaluation.tokens
     losses, correct = loss.evaluation.by_position(model)
     return {
+        "spectrum": spectrum(model, RANK),
         "position_loss": jnp.mean(losses, axis=0),
         "accuracy": repeated_accuracy(correct, tokens),
         "prefix_matching": prefix_matching(model, tokens),
-        "previous_token": previous_token(model, tokens),
-        "spectrum": spectrum(model, RANK),
     }
 
 
-def _repeated_variables(preset: Sizes, runs: Sequence[Run]) -> dict[str, Variable]:
-    """Everything about the repeated corpus, [layers, seed, step, ...]."""
-    losses = np.stack([run["position_loss"] for run in runs])
-    late = _late(losses)
-    run_dims, head_dims = ("layers", "seed", "step"), ("circuit", "layer", "head")
-    measured = [
-        _circuits(run, _initialiser(preset, Repeated(preset.vocabulary, preset.context), layers))
-        for run, layers in zip(runs, preset.layers, strict=True)
-    ]
-    ranks, distances = (_padded([part[i] for part in measured], 4) for i in range(2))
+RUN = ("course", "seed", "mark")
+ABOUT = {
+    "late_loss": "loss in the last quarter of the context",
+    "in_context_score": "loss late minus loss early",
+    "accuracy": "accuracy where the segment has been seen",
+    "prefix_matching": "prefix-matching score",
+    "effective_rank": "effective rank (15), mean over heads",
+    "subspace_distance": "subspace distance (16) to the end, mean over heads",
+    "subspace_speed": "subspace speed per unit of ln(step), mean over heads",
+}
+
+
+def _kept(
+    runs: xr.Dataset,
+    init: AttentionOnlyInitialiser,
+    layers: int,
+    steps: np.ndarray,
+    *,
+    copies: bool,
+) -> xr.Dataset:
+    """What the figures and the claims need of the runs of one batch, by course.
+
+    - `runs`: what `sweep` returned, with the courses as its axis `rate`.
+    - `init`: the initialiser of the runs.
+    - `layers`: how many layers the deepest model has; scores of layers that there are not are NaN.
+    - `steps`: the save points.
+    - `copies`: whether there was something to copy.
+    """
+    runs = runs.rename(rate="course")
+    losses = runs["position_loss"].values
+    measures = [_circuits(runs.isel(course=i), init, steps) for i in range(runs.sizes["course"])]
+    ranks, distances, speeds = (np.stack(found) for found in zip(*measures, strict=True))
+    values: dict[str, tuple[tuple[str, ...], np.ndarray]] = {
+        "late_loss": (RUN, np.asarray(late_loss(jnp.asarray(losses)))),
+        "in_context_score": (RUN, np.asarray(in_context_score(jnp.asarray(losses)))),
+        "effective_rank": ((*RUN, "circuit"), ranks),
+        "subspace_distance": ((*RUN, "circuit"), distances),
+        "subspace_speed": ((*RUN, "circuit"), speeds),
+    }
+    # Shuffled text has no period: nothing comes back, and nothing can be matched.
+    scores = np.full((*losses.shape[:3], layers, init.heads), np.nan)
+    scores[..., : init.layers, :] = runs["prefix_matching"].values if copies else np.nan
+    values["prefix_matching"] = ((*RUN, "layer", "head"), scores)
+    values["accuracy"] = (RUN, runs["accuracy"].values if copies else scores[..., 0, 0] * np.nan)
+    variables = {name: (*found, ABOUT[name]) for name, found in values.items()}
+    labels = {"course": runs["course"], "seed": runs["seed"]}
+    return xr.Dataset(named(variables), labels).expand_dims(layers=[init.layers])
+
+
+def _circuits(runs: xr.Dataset, init: AttentionOnlyInitialiser, steps: np.ndarray) -> list[Any]:
+    """Effective ranks, distances to the end and speeds, [seed, mark, circuit]: means over heads."""
+    values, basis = (jnp.asarray(runs[f"spectrum.{name}"].values) for name in ("values", "basis"))
+    variables = {str(name): variable for name, variable in runs.items()}
+    found = _circuit_measures(values, basis, final_models(variables, init))
+    ranks, distances, moved = (np.asarray(part).mean(axis=(-2, -1)) for part in found)
+    speeds = np.full_like(ranks, np.nan)  # the first has no checkpoint before it
+    speeds[:, 1:] = moved / log_intervals(steps)[:, None]
+    return [ranks, distances, speeds]
+
+
+@eqx.filter_jit
+def _circuit_measures(values: Any, basis: Any, models: Any) -> tuple[Array, Array, Array]:
+    """Ranks and distances, to the end and to the save point before, [seed, mark, circuit, …]."""
+    moved = consecutive_distances
+    for _ in range(3):  # heads, layers and circuits are beside the time
+        moved = jax.vmap(moved, 1, 1)
+    distances = eqx.filter_vmap(distances_to_end)(basis, models)
+    return effective_ranks(values), distances, jax.vmap(moved)(basis)
+
+
+def _markov_data(corpus: Markov, preset: Sizes, runs: Sequence[xr.Dataset]) -> xr.Dataset:
+    """Losses of one and two layers on Markov chains, and what could be had from the same text."""
+    losses = np.stack([run["position_loss"].values for run in runs])
+    tokens = NextToken.sample(corpus, preset.sequences, jax.random.key(EVALUATION_KEY)).tokens
+    read = np.asarray(tokens)
+    dims = ("markov_layers", "markov_seed")
     variables: dict[str, Variable] = {
-        "position_loss": ((*run_dims, "position"), losses, "loss of the next token"),
-        "late_loss": (run_dims, late, "loss in the last quarter of the context"),
-        "in_context_score": (run_dims, _score(losses), "loss late minus loss early"),
-        "accuracy": (
-            run_dims, np.stack([run["accuracy"] for run in runs]),
-            "accuracy where the segment has been seen",
+        "markov_late_loss": (
+            dims, np.asarray(late_loss(jnp.asarray(losses[:, :, -1]))), "loss, last quarter"
         ),
-        "effective_rank": ((*run_dims, *head_dims), ranks, "effective rank (15)"),
-        "subspace_distance": (
-            (*run_dims, *head_dims), distances, "subspace distance (16) to the end"
+        "markov_loss": ((*dims, "position"), losses[:, :, -1], "loss after training"),
+        "markov_optimal": (
+            ("position",), corpus.optimal_losses(read), "loss of the Bayes-optimal predictor"
+        ),
+        "markov_unigram": (
+            ("position",), corpus.unigram_losses(read), "loss of token frequencies"
         ),
     }  # fmt: skip
-    for name in ("prefix_matching", "previous_token"):
-        values = _padded([run[name] for run in runs], 3)
-        variables[name] = ((*run_dims, "layer", "head"), values, f"{name.replace('_', '-')} score")
-    steps = _marks(preset, preset.steps)
-    score = variables["in_context_score"][1]
-    window = np.full((*late.shape[:2], 2), np.nan)
-    for index in np.ndindex(*late.shape[:2]):
-        if late[index][-1] < LEARNED * np.log(preset.vocabulary):
-            window[index] = emergence_window(steps, score[index])
-    mean = np.nanmean(distances, axis=(4, 5))
-    settled = np.stack([settling_times(steps, mean, share) for share in SETTLED])
-    return variables | {
-        "window": (("layers", "seed", "edge"), window, "steps in which the in-context score drops"),
-        "settled": (
-            ("share", "layers", "seed", "circuit"),
-            settled,
-            "step at which subspaces are there",
-        ),
-    }
+    return xr.Dataset(named(variables), {"markov_layers": [1, 2]})
 
 
-def _late(losses: np.ndarray) -> np.ndarray:
-    return np.asarray(late_loss(jnp.asarray(losses)))
+def _windows(data: xr.Dataset) -> np.ndarray:
+    """The steps in which in-context learning emerges, [layers, course, seed, edge].
 
-
-def _score(losses: np.ndarray) -> np.ndarray:
-    return np.asarray(in_context_score(jnp.asarray(losses)))
+    NaN where the late loss ends above `LEARNED`, or the score has no drop.
+    """
+    late, score = data["late_loss"], data["in_context_score"]
+    learned = late.isel(mark=-1) < LEARNED * np.log(data.attrs["vocabulary"])
+    window = np.full((*learned.shape, 2), np.nan)
+    for index in zip(*np.nonzero(learned.values), strict=True):
+        steps = data["step"].isel(course=index[1]).values
+        window[index] = emergence_window(steps, score.values[index])
+    return window
 
 
 def emergence_window(steps: np.ndarray, score: np.ndarray) -> tuple[float, float]:
@@ -236,51 +446,3 @@ def emergence_window(steps: np.ndarray, score: np.ndarray) -> tuple[float, float
         return float("nan"), float("nan")
     largest = max(drops, key=lambda drop: drop.size)
     return largest.start, largest.end
-
-
-def settling_times(steps: np.ndarray, curves: np.ndarray, share: float) -> np.ndarray:
-    """From when on each curve [layers, seed, step, circuit] has gone `share` of its whole way."""
-    first, last = curves[:, :, :1], curves[:, :, -1:]
-    there = np.abs(curves - last) <= (1 - share) * np.abs(first - last)
-    missing = np.where(there, -1, np.arange(len(steps))[None, None, :, None]).max(axis=2)
-    return steps[missing + 1].astype(float)
-
-
-def _circuits(run: Run, init: AttentionOnlyInitialiser) -> tuple[np.ndarray, np.ndarray]:
-    """Effective ranks and distances to the end, [seed, step, circuit, layer, head]."""
-    spectra = (run["spectrum.values"], run["spectrum.basis"])
-    found = _circuit_measures(spectra, final_models(run, init))
-    return np.asarray(found[0]), np.asarray(found[1])
-
-
-@eqx.filter_jit
-def _circuit_measures(
-    spectra: Any, models: Any
-) -> tuple[Float[Array, "S T C L H"], Float[Array, "S T C L H"]]:
-    values, basis = jax.tree.map(jnp.asarray, tuple(spectra))
-    return effective_ranks(values), eqx.filter_vmap(distances_to_end)(basis, models)
-
-
-def _padded(arrays: Sequence[np.ndarray], depth_axis: int) -> np.ndarray:
-    """Stacked along a new first axis; models with fewer layers have NaN in the others."""
-    axis, most = depth_axis - 1, max(a.shape[depth_axis - 1] for a in arrays)
-    out = []
-    for a in arrays:
-        widths = [(0, most - a.shape[axis] if i == axis else 0) for i in range(a.ndim)]
-        out.append(np.pad(a, widths, constant_values=np.nan))
-    return np.stack(out)
-
-
-def _markov_variables(preset: Sizes, corpus: Markov, runs: Sequence[Run]) -> dict[str, Variable]:
-    """Losses of one and two layers on Markov chains, and what could be had from the same text."""
-    losses = np.stack([run["position_loss"] for run in runs])
-    tokens = NextToken.sample(corpus, preset.sequences, jax.random.key(EVALUATION_KEY)).tokens
-    read = np.asarray(tokens)
-    dims = ("markov_layers", "seed", "markov_step")
-    best, single = corpus.optimal_losses(read), corpus.unigram_losses(read)
-    return {
-        "markov_late_loss": (dims, _late(losses), "loss, last quarter"),
-        "markov_loss": ((*dims[:2], "position"), losses[:, :, -1], "loss after training"),
-        "markov_optimal": (("position",), best, "loss of the Bayes-optimal predictor"),
-        "markov_unigram": (("position",), single, "loss of token frequencies"),
-    }
