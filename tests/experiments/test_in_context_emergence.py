@@ -121,7 +121,7 @@ def test_the_window_is_the_largest_drop():
 def test_the_rate_rises_and_falls_as_a_cosine_or_stays():
     sizes = experiment.FULL
     cosine, constant = (
-        experiment._Rate.of(sizes, experiment.Course(4, falls)) for falls in (True, False)
+        experiment._Rate.of(sizes, experiment.TrainingCourse(4, falls)) for falls in (True, False)
     )
     rise, last = int(experiment.WARMUP * sizes.emergence), 4 * sizes.emergence
     middle = (rise + last) // 2

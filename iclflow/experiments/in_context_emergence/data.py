@@ -58,7 +58,7 @@ EVALUATION_KEY, TRAINING_KEY = 2**20, 2**20 + 1  # beside the seeds of the weigh
 
 
 @dataclasses.dataclass(frozen=True)
-class Course:
+class TrainingCourse:
     """How one trains: how long, whether the rate falls, and on which text.
 
     - `multiple`: the length, in multiples of the emergence.
@@ -99,7 +99,7 @@ class Sizes:
     batch: int
     emergence: int
     usual: int
-    courses: tuple[Course, ...]
+    courses: tuple[TrainingCourse, ...]
     markov_steps: int
     rate: float
     layers: tuple[int, ...]
@@ -109,19 +109,19 @@ class Sizes:
     sequences: int
     long: int = 5_000
 
-    def steps(self, course: Course) -> int:
+    def steps(self, course: TrainingCourse) -> int:
         """How long a course lasts."""
         return course.multiple * self.emergence
 
-    def seeds_of(self, course: Course) -> tuple[int, ...]:
+    def seeds_of(self, course: TrainingCourse) -> tuple[int, ...]:
         """The seeds that a course is trained with."""
         return self.seeds[: self.few] if self.steps(course) > self.long else self.seeds
 
 
-def _both(*multiples: int, shuffled: bool = False) -> list[Course]:
+def _both(*multiples: int, shuffled: bool = False) -> list[TrainingCourse]:
     """Both schedules at every length."""
     pairs = itertools.product(multiples, (True, False))
-    return [Course(multiple, cosine, shuffled) for multiple, cosine in pairs]
+    return [TrainingCourse(multiple, cosine, shuffled) for multiple, cosine in pairs]
 
 
 FULL = Sizes(
@@ -146,7 +146,7 @@ class _Rate(eqx.Module):
     falls: Float[Array, ""]  # 1, or 0 for a constant rate
 
     @classmethod
-    def of(cls, preset: Sizes, course: Course) -> "_Rate":
+    def of(cls, preset: Sizes, course: TrainingCourse) -> "_Rate":
         numbers = (preset.rate, WARMUP * preset.emergence, preset.steps(course), course.cosine)
         return cls(*(jnp.asarray(number, jnp.float32) for number in numbers))
 
@@ -201,7 +201,7 @@ def train_courses(
     about = "steps in which the in-context score drops"
     window = _windows(data.assign_attrs(vocabulary=preset.vocabulary))
     data = data.assign(named({"window": (("layers", "course", "seed", "edge"), window, about)}))
-    usual = data.sel(course=Course(preset.usual, cosine=True).name, drop=True)
+    usual = data.sel(course=TrainingCourse(preset.usual, cosine=True).name, drop=True)
     live = usual[["late_loss", "accuracy"]].rename(mark="usual_mark")
     data = data.assign({f"usual_{name}": values for name, values in live.items()})
     data = data.assign_coords(usual_step=("usual_mark", usual["step"].values))
@@ -220,18 +220,18 @@ def _names(preset: Sizes) -> dict[str, str]:
     """What the claims call some of the courses: the usual one, and what it is held against."""
     longest = max(course.multiple for course in preset.courses)
     return {
-        "usual": Course(preset.usual, cosine=True).name,
-        "steady": Course(preset.usual, cosine=False).name,
-        "long": Course(longest, cosine=False).name,
-        "usual_without": Course(preset.usual, cosine=True, shuffled=True).name,
-        "steady_without": Course(preset.usual, cosine=False, shuffled=True).name,
-        "short": Course(min(c.multiple for c in preset.courses), cosine=True).name,
+        "usual": TrainingCourse(preset.usual, cosine=True).name,
+        "steady": TrainingCourse(preset.usual, cosine=False).name,
+        "long": TrainingCourse(longest, cosine=False).name,
+        "usual_without": TrainingCourse(preset.usual, cosine=True, shuffled=True).name,
+        "steady_without": TrainingCourse(preset.usual, cosine=False, shuffled=True).name,
+        "short": TrainingCourse(min(c.multiple for c in preset.courses), cosine=True).name,
     }
 
 
 def _jobs(preset: Sizes) -> list["_Job"]:
     """What is trained, depth by depth, in batches of the same size, which share their programs."""
-    texts: dict[tuple[int, bool], list[Course]] = {}
+    texts: dict[tuple[int, bool], list[TrainingCourse]] = {}
     for course in preset.courses:
         texts.setdefault((course.multiple, course.shuffled), []).append(course)
     found = []
@@ -265,7 +265,7 @@ class _Job:
     preset: Sizes
     layers: int
     seeds: tuple[int, ...]
-    courses: Sequence[Course] = ()
+    courses: Sequence[TrainingCourse] = ()
     chains: AbstractCorpus | None = None
 
     @property
