@@ -136,6 +136,15 @@ def show_tests(summary: dict[str, Any], console: Any) -> None:
     console.print(table)
 
 
+def _remedy(summary: dict[str, Any]) -> str:
+    """What usually helps where runs fail."""
+    if summary["level"] == "large-context":
+        return "the formula ends at ρ = 1, so give a smaller --scale or --rate"
+    if summary["model"] in ("steps", "transformer"):  # no stable rate is known of these
+        return "give a smaller --rate"
+    return "leave out --rate for a stable one"
+
+
 def exit_code(summary: dict[str, Any]) -> int:
     """0; 2 with one line if the rate made a run diverge. Files are kept.
 
@@ -152,7 +161,7 @@ def exit_code(summary: dict[str, Any]) -> int:
         )
         print(
             f"iclflow: {len(failed)} of {len(summary['result'])} runs failed, the first (seed "
-            f"{summary['seeds'][first]}) {where}{rate}; leave out --rate for a stable one",
+            f"{summary['seeds'][first]}) {where}{rate}; {_remedy(summary)}",
             file=sys.stderr,
         )
         return 2

@@ -325,7 +325,13 @@ def run_depth(args: argparse.Namespace, settings: Any) -> int:
     if args.plot is not None and not given:
         raise ValueError("the picture of several layers shows one start; give its --scale")
     task = settings.task()
-    found = depth_summary(task, settings.layers or 2) | {"notes": notes_of(settings, given)}
+    found = depth_summary(task, settings.layers or 2)
+    found["notes"] = notes_of(settings, given)
+    if found["isotropic_tied_loss"] is None:
+        found["notes"].append(
+            "layers proportional to the inverse of Λ and the limit of large D and N are known for "
+            "one context length and no noise on the labels of the context"
+        )
     if given and predicted(settings):
         import jax
 
@@ -386,13 +392,15 @@ def show_depth(found: dict[str, Any]) -> None:
     untied = ", ".join(f"{x:.6f}" for x in found["untied_losses"])
     table.add_row(found["covers"], f"{found['tied_loss']:.6f}", untied)
     rows = {"layers proportional to the inverse of Λ": "isotropic", "D, N → ∞": "asymptotic"}
-    for title, name in rows.items():
+    family = found["isotropic_tied_loss"] is not None
+    for title, name in rows.items() if family else ():
         tied, best = (found[f"{name}_{kind}_loss"] for kind in ("tied", "untied"))
         table.add_row(title, f"{tied:.6f}", f"{best:.6f}")
     console.print(table)
-    steps = ", ".join(f"{x:.4f}" for x in found["isotropic_untied_steps"])
-    tied = f"tied {found['isotropic_tied_step']:.4f}"
-    console.print(f"steps of layers proportional to the inverse of Λ: {tied}; untied {steps}")
+    if family:
+        steps = ", ".join(f"{x:.4f}" for x in found["isotropic_untied_steps"])
+        tied = f"tied {found['isotropic_tied_step']:.4f}"
+        console.print(f"steps of layers proportional to the inverse of Λ: {tied}; untied {steps}")
     if found["plateau_table"] is not None:
         size = len(found["plateau_table"])
         table = Table("r₀ \\ r₁", *map(str, range(size)), title="plateaus of two layers")

@@ -550,6 +550,11 @@ def reference_minimum(loss: AbstractLoss, model: AbstractModel) -> AbstractModel
     True
     """
     layers = model.attention_layers()
+    if layers and loss.admits(_linear_map(layers[0])) is not None:
+        raise ValueError(
+            f"{type(loss).__name__} knows no least-squares weights, from which the stable rate "
+            f"would follow; give the rate"
+        )
     found = model.at_minimum(_minimum(loss, layers[0])) if layers else None
     if found is None and not layers and isinstance(model, AbstractLinearModel):
         found = _flowed(loss, model)
@@ -614,20 +619,27 @@ def stable_rate(
     return 2 * fraction / jnp.max(jnp.stack(limits))
 
 
+def _linear_map(model: AbstractModel) -> Merged:
+    """Linear attention at M = 0: one head for each pair of output and label slot carries any M."""
+    shape = jax.eval_shape(lambda m: m.reduced_weights(), model).shape
+    outputs, size = shape[0], shape[2]
+    pairs = outputs * outputs
+    values = jnp.eye(pairs).reshape(pairs, outputs, outputs)
+    return Merged(values=values, merged=jnp.zeros((pairs, size, size)))
+
+
 @eqx.filter_jit
 def _minimum(loss: AbstractLoss, model: AbstractModel) -> Float[Array, "O O D D"]:
     """The best reduced weights M: conjugate gradients on the quadratic loss of one linear map."""
-    shape = jax.eval_shape(lambda m: m.reduced_weights(), model).shape
-    outputs, size = shape[0], shape[2]
+    linear = _linear_map(model)
+    shape = jax.eval_shape(lambda m: m.reduced_weights(), linear).shape
 
     def of_weights(weights: Array) -> Array:
-        # One head for each pair of output and label slot carries any M.
-        pairs = outputs * outputs
-        values = jnp.eye(pairs).reshape(pairs, outputs, outputs)
-        return loss(Merged(values=values, merged=weights.reshape(pairs, size, size)))
+        merged = weights.reshape(linear.merged.shape)
+        return loss(Merged(values=linear.values, merged=merged))
 
     gradient = jax.grad(of_weights)
-    zero = jnp.zeros(outputs * outputs * size * size)
+    zero = jnp.zeros(linear.merged.size)
 
     def product(vector: Array) -> Array:
         return jax.jvp(gradient, (zero,), (vector,))[1]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from iclflow.linalg import packed_pairs
-from iclflow.losses.base import AbstractLoss
+from iclflow.losses.base import AbstractLoss, misfit
 from iclflow.losses.population import WhiteTask, beyond_white
 from iclflow.losses.statistics import beyond_layers, layer_weights
 from iclflow.models import AbstractModel
@@ -137,8 +137,7 @@ class Draws(AbstractLoss):
         reason = beyond_layers(model)
         if reason is not None:
             return reason
-        outputs = layer_weights(model).shape[1]
-        return None if outputs == 1 else f"Draws cover one output, got {outputs}"
+        return misfit(model, *self.dims())
 
     def dims(self) -> tuple[int, int]:
         return self.matrices.shape[-1], 1

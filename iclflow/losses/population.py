@@ -269,6 +269,9 @@ class Population(AbstractLoss):
         if isinstance(model, Steps):
             return misfit(model, *self.dims()) or self._beyond_steps(model)
         if isinstance(model, Layers) and model.layers > 1:
+            unfit = misfit(model, *self.dims())
+            if unfit is not None:
+                return unfit
             if model.layers > 2:
                 return (
                     f"the closed form covers any weights of one or two layers, got "

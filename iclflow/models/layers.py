@@ -22,7 +22,7 @@ from iclflow.models.base import (
 from iclflow.models.merged import Merged
 from iclflow.models.separate import Separate
 from iclflow.tasks.base import Prompt
-from iclflow.tasks.checks import require_size
+from iclflow.tasks.checks import require_kind, require_size
 
 
 class AbstractLayers(AbstractModel):
@@ -88,6 +88,7 @@ class Layers(AbstractLayers):
 
     def __check_init__(self) -> None:
         require_size("layers", self.layers)
+        require_kind("tied", self.tied, bool, "True or False")
         if self.stack.value_inputs is not None:
             raise ValueError(
                 "Layers have no trained zero blocks, got some; give layers with Blocks.FROZEN"
@@ -115,8 +116,11 @@ class Layers(AbstractLayers):
         >>> icl.Layers.of([layer(jax.random.key(s)) for s in range(3)]).layers
         3
         """
+        layers = list(layers)
         if not layers:
             raise ValueError("a stack needs at least one layer, got none")
+        for layer in layers:
+            require_kind("layer", layer, AbstractAttention, "attention, such as icl.Merged")
         kinds = {type(layer).__name__ for layer in layers}
         shapes = {tuple(a.shape for a in jax.tree.leaves(layer)) for layer in layers}
         if len(kinds) > 1 or len(shapes) > 1 or not kinds <= {"Merged", "Separate"}:
@@ -136,7 +140,9 @@ class Layers(AbstractLayers):
         return cls(stack=stack, layers=len(layers), tied=tied)
 
     def layer(self, index: int) -> AbstractAttention:
-        """The attention of one layer, 0 … L-1, by itself."""
+        """The attention of one layer, 0 … L-1, by itself; -1 is the last."""
+        if not -self.layers <= index < self.layers:
+            raise ValueError(f"the layers are numbered 0 to {self.layers - 1}, got {index}")
         return jax.tree.map(lambda a: a[0 if self.tied else index], self.stack)
 
     def matrices(self) -> Float[Array, "L O O D D"]:
@@ -175,6 +181,13 @@ class Layers(AbstractLayers):
 
     def weights(self) -> dict[str, Array]:
         return self.stack.weights()
+
+    def shown(self) -> dict[str, Any]:
+        """As every model; layers that share their weights are counted too."""
+        found = super().shown()
+        if "layers" in found:
+            found["layers"] = self.layers
+        return found | ({"tied": True} if self.tied else {})
 
     def axes(self) -> dict[str, tuple[str, ...]]:
         present = self.stack.weights()
@@ -215,6 +228,9 @@ class LayersInitialiser(AbstractInitialiser):
     inner: AbstractInitialiser
     layers: int = eqx.field(static=True, converter=partial(require_size, "layers"))
     tied: bool = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        require_kind("tied", self.tied, bool, "True or False")
 
     @eqx.filter_jit
     def __call__(self, key: PRNGKeyArray) -> Layers:

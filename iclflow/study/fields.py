@@ -286,7 +286,7 @@ class Fields:
     layers: int | None = option(
         None, MODEL, "number of layers of linear attention or of a transformer (2 of the models "
         "layers-…, steps and transformer)",
-        metavar="L", least=1, needs=("model", *STACKED, "transformer"), page=(1, 2),
+        metavar="L", least=1, most=1000, needs=("model", *STACKED, "transformer"), page=(1, 2),
     )  # fmt: skip
     tied: bool = option(False, MODEL, "all layers share their weights", needs=("model", *STACKED))
     heads: int = option(

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 from iclflow.losses.population import WhiteTask, beyond_white
 from iclflow.losses.wishart import trace_moments
 from iclflow.models import AbstractModel, Layers, Merged
-from iclflow.tasks.checks import require_size
+from iclflow.tasks.checks import require_real, require_size
 from iclflow.tasks.laws import Gaussian
 from iclflow.tasks.task import Task
 from iclflow.theory.algorithms.linear import least_squares, zero_predictor
@@ -172,7 +172,23 @@ def require_two_layers(task: Task) -> WhiteTask:
         raise ValueError(f"the theory of two layers does not cover this task: {reason}")
     white = WhiteTask.of(task)
     assert white is not None
+    if not float(jnp.min(task.spectrum)) > 0:
+        raise ValueError(
+            "the theory of two layers needs inputs with variance in every direction, got an "
+            "eigenvalue 0; leave it out, for nothing depends on it"
+        )
     return white
+
+
+def _require_pair(layers: Any, size: int) -> Float[Array, "2 D D"]:
+    """Γ₀ and Γ₁ as one array, or `ValueError` with one line."""
+    found = require_real("layers", layers)
+    if found.shape != (2, size, size):
+        raise ValueError(
+            f"two layers of {size} inputs have matrices of shape (2, {size}, {size}), got "
+            f"{found.shape}"
+        )
+    return found
 
 
 @eqx.filter_jit
@@ -189,7 +205,8 @@ def layer_residuals(task: Task, layers: Float[Array, "2 D D"]) -> Float[Array, "
     - `task`: Gaussian inputs, one output.
     - `layers`: Γ₀ and Γ₁.
     """
-    return _residuals(require_two_layers(task), jnp.asarray(layers))
+    white = require_two_layers(task)
+    return _residuals(white, _require_pair(layers, task.size))
 
 
 def layer_gains(task: Task, layers: Float[Array, "2 D D"]) -> Float[np.ndarray, "2 D"]:
@@ -410,37 +427,68 @@ def depth_summary(task: Task, layers: int) -> dict[str, Any]:
     """What theory says of L layers on a task: the numbers behind `iclflow theory --layers`.
 
     For two layers `tied_loss`, `untied_losses` (the local minima) and `plateau_table` are those of
-    any weights. For more they are those of the family Γ_l = γ_l Λ⁻¹, without noise on the labels,
-    and there is no table.
+    any weights. For more they are those of the family Γ_l = γ_l Λ⁻¹, and there is no table.
+
+    That family and its limit are known for one context length and no noise on the context labels.
+    Elsewhere what is said of them is None, and other depths than two are refused.
+
+    - `task`: Gaussian inputs, one output.
+    - `layers`: L, at most `MOST_SUMMED`.
     """
     layers = require_size("layers", layers)
     two = layers == 2
     white = require_two_layers(task)
-    power, ratio = float(jnp.trace(white.tasks)), Fraction(task.size, task.context)
-    exact = trace_moments(task.size, task.context, 2 * layers)
-    limit = limit_moments(ratio, 2 * layers)
-    tied, untied = best_tied(exact, layers), best_untied(exact, layers)
+    family = len(white.lengths) == 1 and float(white.label_variance) == 0
+    if not (two or family):
+        raise ValueError(
+            f"losses of {layers} layers are known for one context length and no noise on the "
+            f"labels of the context; leave these out, or ask for two layers"
+        )
+    if layers > MOST_SUMMED:
+        raise ValueError(
+            f"exact losses are known up to {MOST_SUMMED} layers, got {layers}; in the limit of "
+            f"large D and N use best_tied(limit_moments(…)) and untied_limit"
+        )
     levels = tied_levels(task) if two and task.size <= TABLE_SIZE else None
     table = plateau_table(task).tolist() if two and task.size <= TABLE_SIZE else None
     rates = second_drop_rates(task) if two else None
+    known = _family(task, layers, white) if family else None
+    summed: dict[str, Any] = known or dict.fromkeys(FAMILY)
     return {
         "layers": layers,
-        "covers": "any weights" if two else "layers proportional to the inverse of Λ, no noise",
-        "zero_loss": power + float(white.target_variance),
-        "tied_loss": _tied_loss(task, levels) if two else power * tied.loss,
+        "covers": "any weights" if two else "layers proportional to the inverse of Λ",
+        "zero_loss": float(jnp.trace(white.tasks) + white.target_variance),
+        "tied_loss": _tied_loss(task, levels) if two else summed["isotropic_tied_loss"],
         "tied_levels": levels,
-        "untied_losses": untied_minima(task) if two else [power * untied.loss],
+        "untied_losses": untied_minima(task) if two else [summed["isotropic_untied_loss"]],
         "plateau_table": table,
-        "isotropic_tied_loss": power * tied.loss,
-        "isotropic_untied_loss": power * untied.loss,
-        "isotropic_tied_step": tied.steps[0],
-        "isotropic_untied_steps": list(untied.steps),
-        "asymptotic_tied_loss": power * best_tied(limit, layers).loss,
-        "asymptotic_untied_loss": power * untied_limit(float(ratio), layers),
-        "tied_curvature": power * tied_curvature(task.size, task.context) if two else None,
+        **summed,
         "second_drop_rates": None if rates is None else list(rates),
         "gains": layer_gains(task, jnp.zeros((2, task.size, task.size))).tolist() if two else None,
     }
+
+
+MOST_SUMMED = 24  # layers whose 2 L moments are summed within some seconds
+FAMILY = (
+    "isotropic_tied_loss", "isotropic_untied_loss", "isotropic_tied_step",
+    "isotropic_untied_steps", "asymptotic_tied_loss", "asymptotic_untied_loss", "tied_curvature",
+)  # fmt: skip
+
+
+def _family(task: Task, layers: int, white: WhiteTask) -> dict[str, Any]:
+    """What is known of layers Γ_l = γ_l Λ⁻¹ at one context length without noise on the labels."""
+    power, noise = float(jnp.trace(white.tasks)), float(white.target_variance)
+    ratio = Fraction(task.size, task.context)
+    exact = trace_moments(task.size, task.context, 2 * layers)
+    limit = limit_moments(ratio, 2 * layers)
+    tied, untied = best_tied(exact, layers), best_untied(exact, layers)
+    found = (
+        power * tied.loss + noise, power * untied.loss + noise, tied.steps[0], list(untied.steps),
+        power * best_tied(limit, layers).loss + noise,
+        power * untied_limit(float(ratio), layers) + noise,
+        power * tied_curvature(task.size, task.context) if layers == 2 else None,
+    )  # fmt: skip
+    return dict(zip(FAMILY, found, strict=True))
 
 
 def _tied_loss(task: Task, levels: list[float] | None) -> float:

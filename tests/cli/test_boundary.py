@@ -120,6 +120,15 @@ REFUSED = {
         ("icl.simulate(icl.Population(task), wide, icl.Descent(0.1), until=5)", "D = 2"),
         ("icl.Statistics.sample(task, 5, key)(wide)", "the prompts have D = 2"),
         ("icl.Sequences.sample(task, 5, key)(icl.Layers.of([wide, wide]))", "have D = 2"),
+        ("loss(icl.Layers.of([wide, wide]))", "the model has D = 3"),
+        ("icl.Draws.sample(task, 5, key)(icl.Layers.of([wide, wide]))", "the model has D = 3"),
+        ("icl.Layers.initialiser(task, tied='no', scale=1.0)", "tied must be True or False"),
+        ("icl.Layers.of([1, 2])", "layer must be attention, such as icl.Merged, got 1"),
+        ("icl.Layers.of([wide]).layer(1)", "numbered 0 to 0, got 1"),
+        (
+            "__import__('iclflow.theory.depth').theory.depth.layer_gains(task, "
+            "jnp.zeros((3, 2, 2)))", "(2, 2, 2), got (3, 2, 2)",
+        ),
         ("icl.select(task, wide, 10)", "the prompts have D = 2"),
         ("icl.select(task, model, -1)", "number of sequences must be a whole number"),
         ("icl.select(task, model, 2.5)", "number of sequences must be a whole number"),

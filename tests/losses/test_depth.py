@@ -383,11 +383,21 @@ def test_a_tied_stack_is_the_untied_one_with_equal_layers():
     )
 
 
+def test_a_stack_shows_how_many_layers_it_has():
+    assert "layers=3" in repr(drawn(PLAIN, 3))
+    assert "layers=3" in repr(drawn(PLAIN, 3, tied=True))
+    assert "tied=True" in repr(drawn(PLAIN, 3, tied=True))
+
+
 def test_mistakes_are_one_line():
     one, two = (drawn(PLAIN, 1, scale=s).layer(0) for s in (1.0, 2.0))
     merged = icl.Merged.initialiser(PLAIN, heads=2, scale=1.0)(KEY)
     full = icl.Merged.initialiser(PLAIN, heads=2, scale=1.0, blocks=icl.Blocks.FULL)(KEY)
+    other = drawn(icl.Task([1.0, 0.5], 9), 2)
     for make, words in (
+        (lambda: icl.Layers.of([one]).layer(1), "numbered 0 to 0, got 1"),
+        (lambda: icl.Population(PLAIN)(other), "the model has D = 2 inputs and O = 1 outputs"),
+        (lambda: icl.Draws.sample(PLAIN, 5, KEY)(other), "the model has D = 2 inputs"),
         (lambda: icl.Layers.initialiser(PLAIN, layers=0, scale=1.0), "layers must be a whole"),
         (lambda: icl.Layers.of([]), "at least one layer"),
         (lambda: icl.Layers.of([one, two], tied=True), "tied layers share one set of weights"),

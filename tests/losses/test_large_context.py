@@ -1,5 +1,7 @@
 """The loss of softmax attention to first order in 1/N: (S1)-(S11) of the page on softmax."""
 
+import json
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import pytest
 import scipy.optimize
 
 import iclflow as icl
+from iclflow.cli import main
 from iclflow.losses.large_context import (
     corrected_loss,
     exponential_means,
@@ -325,6 +328,28 @@ def test_models_that_it_does_not_cover():
         loss.rho(linear)
     with pytest.raises(ValueError, match="leave rho out"):
         icl.simulate(icl.Population(task), linear, icl.Flow(), saveat=[0, 1], record=["rho"])
+
+
+def test_it_knows_no_stable_rate():
+    task = icl.Task(SPECTRUM, 31)
+    model = icl.Softmax.initialiser(task, heads=2, scale=0.1)(KEY)
+    with pytest.raises(ValueError, match="LargeContext knows no least-squares weights"):
+        icl.stable_rate(icl.LargeContext(task), model)
+
+
+def test_it_is_trained_on_the_command_line(capsys):
+    given = "simulate --model softmax-separate --spectrum 0.6,0.4 --heads 2 --loss large-context"
+    given = [*given.split(), "--steps", "4", "--json"]
+    assert main([*given, "--rate", "0.2"]) == 0
+    assert json.loads(capsys.readouterr().out)["level"] == "large-context"
+    for more, said in (
+        ((), "give the rate"),
+        (("--rate", "0.2", "--scale", "3"), "the formula ends at ρ = 1, so give a smaller --scale"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            raise SystemExit(main([*given, *more]))
+        assert ended.value.code == 2
+        assert said in capsys.readouterr().err
 
 
 def test_it_is_taken_only_when_asked_for():

@@ -224,6 +224,11 @@ def test_theory_of_layers_on_the_command_line(capsys):
         (("--layers", "2", "--model", "softmax-merged"), "layers does nothing with model"),
         (("--tied",), "tied does nothing with model separate"),
         (("--layers", "2", "--inputs", "sphere"), "known for Gaussian inputs, got Sphere"),
+        (("--layers", "25"), "exact losses are known up to 24 layers, got 25"),
+        (("--layers", "1001"), "--layers: must be at most 1000, got 1001"),
+        (("--layers", "3", "--noise", "0.1"), "one context length and no noise"),
+        (("--layers", "3", "--lengths", "5,12"), "one context length and no noise"),
+        (("--layers", "2", "--spectrum", "0.6,0"), "got an eigenvalue 0; leave it out"),
     ],
 )
 def test_what_layers_cannot_do_is_one_line(options, words, capsys):
@@ -231,6 +236,21 @@ def test_what_layers_cannot_do_is_one_line(options, words, capsys):
         raise SystemExit(main(["theory", "--spectrum", "0.6,0.3", "--context", "12", *options]))
     assert ended.value.code == 2
     assert words in capsys.readouterr().err
+
+
+def test_what_is_known_of_a_family_without_noise_is_not_said_with_noise(monkeypatch):
+    """Its least loss without noise would be below that of any weights with noise."""
+    task = icl.Task([0.6, 0.3], 12)
+    monkeypatch.setattr(depth, "TABLE_SIZE", 0)  # not the tables, which take seconds
+    for other in (task.replace(label_noise=0.5), task.replace(lengths=(5, 12))):
+        found = depth.depth_summary(other, 2)
+        assert {found[name] for name in depth.FAMILY} == {None}
+        assert 0.06 < found["untied_losses"][0] < found["tied_loss"]
+    plain = depth.depth_summary(task.replace(target_noise=0.1), 2)
+    names = ("untied", "tied")
+    any_weights = plain["untied_losses"][0], plain["tied_loss"]
+    for name, least in zip(names, any_weights, strict=True):
+        assert 0.01 < least <= plain[f"isotropic_{name}_loss"]
 
 
 @pytest.mark.slow
