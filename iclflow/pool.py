@@ -2,15 +2,16 @@
 
 With jaxlib 0.10 a batch of factorisations (LU, Cholesky, eigenvalues) holds a thread of the pool
 while it waits for work that it has handed to the same pool. On two cores the pool has two threads,
-and a program with two such batches side by side waits for ever. A pool of four threads waits for
-ever with eight batches, and a pool of six did not. More threads than cores have a price: a loop
-over small arrays under `vmap` takes a quarter more processor time with six threads on two cores,
-and half more with sixteen. One thread alone hands nothing on.
+and a program with two such batches side by side waits for ever. What a program needs is one thread
+more than it has batches side by side: with six threads five batches end, and eight may wait for
+ever, sooner or later. More threads than cores have a price: a loop over small arrays under `vmap`
+takes a quarter more processor time with six threads on two cores, and half more with sixteen. One
+thread alone hands nothing on.
 """
 
 import os
 
-LEAST = 6  # threads; enough for eight batches of factorisations side by side
+LEAST = 6  # threads; enough for five batches of factorisations side by side
 
 
 def widen() -> None:
