@@ -299,12 +299,32 @@ class Store:
             content = np.asarray(self.group[CONTENT][region])
             engines = np.asarray(self.group[ENGINE][region])
             there = content != 0
-            wrong = there & ~_intact(self.group, region, content)
-            wrong |= there & (content != advanced_by(self.keys(region), engines))
+            broken = there & ~_intact(self.group, region, content)
+            strange = there & (content != advanced_by(self.keys(region), engines))
+            self._require_own(content[strange & ~broken])
+            wrong = broken | strange
             if wrong.any():
                 lost += int(wrong.sum())
                 self.group[CONTENT][region] = np.where(wrong, np.uint64(0), content)
         return lost
+
+    def _require_own(self, strange: np.ndarray) -> None:
+        """Refuse to compute anew cells that are whole and belong to no place of this store.
+
+        A cell in the place of another is damage. A cell of no place was computed from something
+        else by the same design, as from a file of prompts that has been changed since.
+        """
+        if not strange.size:
+            return
+        whole = self.keys(tuple(slice(0, n) for n in self.cells.shape))
+        own = [advanced_by(whole, np.full_like(whole, i, np.int8)) for i in range(len(ENGINES))]
+        others = int((~np.isin(strange, np.stack(own))).sum())
+        if others:
+            raise ValueError(
+                f"{self.path} holds runs that this design does not compute any more (a file of "
+                f"prompts was changed, or something else that the design only names); choose "
+                f"another name or move it away"
+            )
 
     def finish(self) -> None:
         """All metadata in one place, so that the store opens quickly."""
