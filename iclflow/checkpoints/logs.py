@@ -476,6 +476,8 @@ def _step_name(names: list[str], path: Path) -> str:
         for name in names:
             if name.lower() == wanted:
                 return name
+    if not any(names):
+        raise ValueError(f"{path}: no columns; a log needs a first row with their names")
     shown = ", ".join(names[:8])
     raise ValueError(f"{path}: no column for the step ({', '.join(STEPS[:4])}) among {shown}")
 

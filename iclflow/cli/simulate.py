@@ -110,11 +110,13 @@ def train(study: Any, args: argparse.Namespace) -> Any:
 
 def after(study: Any, runs: Any, args: argparse.Namespace) -> dict[str, Any]:
     """The summary of the runs, with theory and picture where asked for."""
-    theory = None
-    if (args.plot is not None or args.theory) and not interrupted(runs):
+    theory, wanted = None, args.plot is not None or args.theory
+    if wanted and not interrupted(runs):
         with progress_bar("theory", False if args.json else None):
             theory = study.prediction(runs)
     summary = study.summary(runs, theory)
+    missing = wanted and theory is None and not interrupted(runs)
+    summary["theory_missing"] = study.without_prediction() if missing else None
     for name in ("out", "plot"):
         summary[name] = None if getattr(args, name) is None else str(getattr(args, name))
     if args.plot is not None:
@@ -179,6 +181,7 @@ def draw(study: Any, runs: Any, theory: Any, path: Path) -> None:
     """The loss with the theory's levels and, where there is one, its prediction."""
     from iclflow.plots.losses import loss_figure
     from iclflow.results.pictures import save_figure
+    from iclflow.theory.predict import LEFT_OUT
 
     curves = None if theory is None else theory.curves
     title = study.title()
@@ -186,6 +189,8 @@ def draw(study: Any, runs: Any, theory: Any, path: Path) -> None:
     if theory is not None and theory.error == theory.error:
         title += f"\ntheory from the initial weights: drop times to {theory.error:.1%} (median)"
         title += f", {theory.worst:.1%} (worst)"
+        if LEFT_OUT in theory.notes:
+            title += "\n(the theory leaves out the zero blocks that training moves)"
     save_figure(loss_figure(runs, levels=study.levels(), theory=curves, title=title), path)
 
 
@@ -233,6 +238,11 @@ def show(summary: dict[str, Any], wrote: tuple[str, ...]) -> None:
             if error == error
             else "theory: no predicted drop within this run"
         )
+    for note in summary["theory_notes"]:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+    if summary["theory_missing"] is not None:
+        reason = summary["theory_missing"]
+        console.print(f"theory: no drop times ({reason})", markup=False, soft_wrap=True)
     if summary["needed_steps"] is not None and summary["needed_steps"] > summary["steps"]:
         console.print(f"theory: the last drop needs --steps {summary['needed_steps']}")
     for what in wrote:

@@ -125,7 +125,7 @@ def pad_seeds(singles: Sequence[xr.Dataset], seeds: Sequence[int]) -> xr.Dataset
     return data.assign_coords(coords).assign_coords(seed=list(seeds))
 
 
-RECORD = "record them, for example iclflow simulate --record loss,weights --out run.nc"
+RECORD = 'record them: record=["loss", "weights"], or iclflow simulate --record loss,weights'
 TESTS = ("in_context_loss", "in_weight_loss")  # what a run with a fixed task records of itself
 
 
@@ -161,7 +161,8 @@ def select_run(runs: xr.Dataset, seed: int | None = None) -> xr.Dataset:
     others = [str(d) for d in runs["loss"].dims if d not in ("time", "seed")]
     if others:
         raise ValueError(
-            f"this file varies {', '.join(others)}; select one value and save it first"
+            f"these runs vary {', '.join(others)}; select one value, for example "
+            f"runs.isel({others[0]}=0), and save that for the shell"
         )
     runs = in_order(runs)
     if "seed" in runs.dims:

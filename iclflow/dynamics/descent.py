@@ -467,7 +467,9 @@ def _require_schedule(schedule: Callable[[Any], Any]) -> None:
         raise ValueError(f"{needed}; {type(error).__name__}: {reason}") from None
     leaves = jax.tree.leaves(found)
     if len(leaves) != 1 or getattr(leaves[0], "shape", None) != ():
-        raise ValueError(f"{needed}, got {type(found).__name__}; an optimiser comes second")
+        shape = getattr(found, "shape", None)
+        got = type(found).__name__ if shape is None else f"an array of shape {tuple(shape)}"
+        raise ValueError(f"{needed}, got {got}; an optimiser comes second")
     first = float(schedule(0))
     if not (np.isfinite(first) and first >= 0):
         raise ValueError(f"{needed}, got {first:g} at step 0")

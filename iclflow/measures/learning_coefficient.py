@@ -25,6 +25,8 @@ TARGET = 0.8  # share of proposals that are accepted
 PRIOR = 512  # draws around w* from which the scale of the loss is taken
 STRETCHES = 10  # of each chain, whose means say how much of a control to take
 PRODUCTS = 20  # of the Hessian, for the first size of the steps
+UNEQUAL = 1.25  # how much more than with equal constants may be missing
+MOVED = 0.01  # share of proposals accepted, below which the chains have not moved
 FIRST, FIXED = 0.5, 0.02  # of 1/(nβ · sharpness + γ): the size ε of a step, with and without a test
 
 
@@ -37,18 +39,24 @@ class LearningCoefficient(eqx.Module):
       draws, which is large where the chains have not forgotten their start.
     - `slope`: dλ̂/d ln(nβ) = λ̂ - (nβ)² Var L, exactly. It is 0 where λ̂ no longer depends on the
       temperature.
+    - `hotter`: λ̂ at the temperature (nβ)^(1/2), from as many draws.
     - `drift`: how much λ̂ may still lack. With a multiplicity m > 1 the estimate approaches λ only
-      as λ - (m - 1)/x with x = ln(nβ) + a constant, so that slope · x is missing. The slope is
-      taken two standard errors above its estimate, because m is not known. The constant is taken
-      from the losses at the distance γ^(-1/2): ln(A²/G) with their arithmetic and geometric mean.
+      as λ - (m - 1)/x with x = ln(nβ) + a constant. So slope · x is missing, and equally
+      (λ̂ - `hotter`)(x - d)/d with d = ln(nβ)/2. Either is taken two standard errors above its
+      estimate, because m is not known, and `drift` is the smaller of the two bounds. The constant
+      is taken from the losses at the distance γ^(-1/2): ln(A²/G) with their arithmetic and
+      geometric mean. It is a mean of m - 1 constants, and Σ 1/(x + cᵢ) is more than with all of
+      them equal: a quarter is added for that.
     - `error`: what is stated, two standard errors and the drift.
     - `accepted`: the share of proposals accepted, 1 for a loss of minibatches, which has no test.
+      Where it is below a hundredth the chains have not moved, and `value` is NaN.
     - `nbeta`: nβ.
     """
 
     value: Float[Array, ""]
     standard_error: Float[Array, ""]
     slope: Float[Array, ""]
+    hotter: Float[Array, ""]
     drift: Float[Array, ""]
     accepted: Float[Array, ""]
     nbeta: Float[Array, ""]
@@ -59,6 +67,11 @@ class LearningCoefficient(eqx.Module):
         return 2 * self.standard_error + self.drift
 
     def __str__(self) -> str:
+        if not np.isfinite(self.value):
+            return (
+                f"no learning coefficient: {float(self.accepted):.0%} of the proposals were "
+                f"accepted; the weights are no minimum, or the step is too long"
+            )
         return f"learning coefficient {float(self.value):.3f} ± {float(self.error):.3f}"
 
 
@@ -119,9 +132,25 @@ def learning_coefficient(
     for name, value in (("localisation", localisation), ("step", 1.0 if step is None else step)):
         if np.ndim(value) or np.asarray(value).dtype.kind not in "fiu" or not 0 < value < np.inf:
             raise ValueError(f"{name} must be a number above 0, got {value!r}")
+    if not callable(loss) or isinstance(loss, type):
+        raise ValueError(
+            f"loss must be a function of the model, such as icl.Population(task), got "
+            f"{type(loss).__name__}"
+        )
     weights, static = eqx.partition(model, eqx.is_inexact_array)
     if not jax.tree.leaves(weights):
         raise ValueError(f"{type(model).__name__} has no weights; give the model, not a function")
+    try:
+        found = eqx.filter_eval_shape(loss, model)
+    except Exception as error:  # a function of the user's may raise anything
+        reason = " ".join(str(error).split())[:120]
+        raise ValueError(
+            f"the loss cannot be taken at these weights, learning_coefficient(loss, model): "
+            f"{type(error).__name__}: {reason}"
+        ) from None
+    if getattr(found, "shape", None) != ():
+        shape = getattr(found, "shape", type(found).__name__)
+        raise ValueError(f"the loss must be one number, got {shape}; take its mean")
     burn = draws // 2 if burn is None else burn
     key = jax.random.key(0) if key is None else key
     nbeta, gamma = jnp.asarray(count / math.log(count)), jnp.asarray(localisation, float)
@@ -154,91 +183,109 @@ def _estimate(
         one = loss.draw(draw) if noisy else loss
         return one(eqx.combine(unravel(vector), static)) - one(eqx.combine(unravel(centre), static))
 
+    sharp = jnp.zeros(())
     if step is None:
         product = hessian_vector_product(whole, centre)
         sharp = top_eigenvalues(product, centre.size, jax.random.key(0), steps=PRODUCTS)[0]
-        size = (FIXED if noisy else FIRST) / (nbeta * jnp.maximum(sharp, 0) + localisation)
-    else:
-        size = step.astype(centre.dtype)
     adapts = step is None and not noisy
 
-    def energy(vector: Array, draw: Array) -> tuple[Array, Array]:
-        above = raised(vector, draw)
-        return nbeta * above + localisation / 2 * jnp.sum((vector - centre) ** 2), above
+    def sampled(nbeta: Array, key: Array) -> tuple[Array, Array, Array, Array, Array]:
+        """λ̂, its standard error, its slope and that one's, and what was accepted, at one nβ."""
+        if step is None:
+            size = (FIXED if noisy else FIRST) / (nbeta * jnp.maximum(sharp, 0) + localisation)
+        else:
+            size = step.astype(centre.dtype)
 
-    slope_of = jax.value_and_grad(energy, has_aux=True)
+        def energy(vector: Array, draw: Array) -> tuple[Array, Array]:
+            above = raised(vector, draw)
+            return nbeta * above + localisation / 2 * jnp.sum((vector - centre) ** 2), above
 
-    def langevin(carry: tuple, number: Array, start: Array) -> tuple[tuple, tuple]:
-        """`leaps` steps of stochastic gradient Langevin dynamics, a minibatch for each."""
+        slope_of = jax.value_and_grad(energy, has_aux=True)
 
-        def one(place: Array, draw: Array) -> tuple[Array, Array]:
-            batch, noise = jax.random.split(draw)
-            (_, above), gradient = slope_of(place, batch)
-            drawn = jax.random.normal(noise, place.shape, place.dtype)
-            return place - size / 2 * gradient + jnp.sqrt(size) * drawn, above
+        def langevin(carry: tuple, number: Array, start: Array) -> tuple[tuple, tuple]:
+            """`leaps` steps of stochastic gradient Langevin dynamics, a minibatch for each."""
 
-        place, excesses = jax.lax.scan(one, carry[0], jax.random.split(start, leaps))
-        return (place, *carry[1:]), (nbeta * jnp.mean(excesses), jnp.ones(()))
+            def one(place: Array, draw: Array) -> tuple[Array, Array]:
+                batch, noise = jax.random.split(draw)
+                (_, above), gradient = slope_of(place, batch)
+                drawn = jax.random.normal(noise, place.shape, place.dtype)
+                return place - size / 2 * gradient + jnp.sqrt(size) * drawn, above
 
-    def hamiltonian(carry: tuple, number: Array, start: Array) -> tuple[tuple, tuple]:
-        """`leaps` leapfrog steps with one momentum, then Metropolis' test."""
-        place, ((here, above), gradient), size = carry
-        noise, test, width = jax.random.split(start, 3)
-        # The length of a step varies, so that no mode is carried round by whole turns, and so that
-        # narrow valleys, which need short steps, are entered and left.
-        pace = jnp.sqrt(size) * jax.random.uniform(width, (), place.dtype, 0.1, 1.3)
-        kick = jax.random.normal(noise, place.shape, place.dtype)
+            place, excesses = jax.lax.scan(one, carry[0], jax.random.split(start, leaps))
+            return (place, *carry[1:]), (nbeta * jnp.mean(excesses), jnp.ones(()))
 
-        def one(state: tuple, _: None) -> tuple[tuple, None]:
-            place, momentum, (_, gradient) = state
-            momentum = momentum - pace / 2 * gradient
-            place = place + pace * momentum
-            found = slope_of(place, start)
-            return (place, momentum - pace / 2 * found[1], found), None
+        def hamiltonian(carry: tuple, number: Array, start: Array) -> tuple[tuple, tuple]:
+            """`leaps` leapfrog steps with one momentum, then Metropolis' test."""
+            place, ((here, above), gradient), size = carry
+            noise, test, width = jax.random.split(start, 3)
+            # The length of a step varies, so that no mode is carried round by whole turns, and so
+            # that narrow valleys, which need short steps, are entered and left.
+            pace = jnp.sqrt(size) * jax.random.uniform(width, (), place.dtype, 0.1, 1.3)
+            kick = jax.random.normal(noise, place.shape, place.dtype)
 
-        begin = (place, kick, ((here, above), gradient))
-        (there, momentum, found), _ = jax.lax.scan(one, begin, None, length=leaps)
-        change = here - found[0][0] + (jnp.sum(kick**2) - jnp.sum(momentum**2)) / 2
-        share = jnp.nan_to_num(jnp.exp(jnp.minimum(change, 0.0)))
-        moved = jax.random.uniform(test, dtype=place.dtype) < share
-        old = (place, ((here, above), gradient))
-        kept = jax.tree.map(lambda new, old: jnp.where(moved, new, old), (there, found), old)
-        rate = jnp.where(number < burn, (1 + number) ** -0.6, 0.0) if adapts else 0.0
-        return (*kept, size * jnp.exp(rate * (share - TARGET))), (nbeta * kept[1][0][1], share)
+            def one(state: tuple, _: None) -> tuple[tuple, None]:
+                place, momentum, (_, gradient) = state
+                momentum = momentum - pace / 2 * gradient
+                place = place + pace * momentum
+                found = slope_of(place, start)
+                return (place, momentum - pace / 2 * found[1], found), None
 
-    def chain(start: Array) -> tuple[Array, Array]:
-        def advance(carry: tuple, number: Array) -> tuple[tuple, tuple]:
-            step = langevin if noisy else hamiltonian
-            carry, (value, share) = step(carry, number, jax.random.fold_in(start, number))
-            place, (_, gradient) = carry[:2]
-            along = jnp.sum((place - centre) * gradient)
-            change = along - localisation * jnp.sum((place - centre) ** 2)
-            return carry, (jnp.stack([value, along, change]), share)
+            begin = (place, kick, ((here, above), gradient))
+            (there, momentum, found), _ = jax.lax.scan(one, begin, None, length=leaps)
+            change = here - found[0][0] + (jnp.sum(kick**2) - jnp.sum(momentum**2)) / 2
+            share = jnp.nan_to_num(jnp.exp(jnp.minimum(change, 0.0)))
+            moved = jax.random.uniform(test, dtype=place.dtype) < share
+            old = (place, ((here, above), gradient))
+            kept = jax.tree.map(lambda new, old: jnp.where(moved, new, old), (there, found), old)
+            rate = jnp.where(number < burn, (1 + number) ** -0.6, 0.0) if adapts else 0.0
+            return (*kept, size * jnp.exp(rate * (share - TARGET))), (nbeta * kept[1][0][1], share)
 
-        begin = (centre, slope_of(centre, start), size)
-        _, (values, shares) = jax.lax.scan(advance, begin, jnp.arange(burn + draws))
-        return values[burn:], jnp.mean(shares[burn:])
+        def chain(start: Array) -> tuple[Array, Array]:
+            def advance(carry: tuple, number: Array) -> tuple[tuple, tuple]:
+                move = langevin if noisy else hamiltonian
+                carry, (value, share) = move(carry, number, jax.random.fold_in(start, number))
+                place, (_, gradient) = carry[:2]
+                along = jnp.sum((place - centre) * gradient)
+                change = along - localisation * jnp.sum((place - centre) ** 2)
+                return carry, (jnp.stack([value, along, change]), share)
 
-    drawn, accepted = jax.vmap(chain)(jax.random.split(key, chains))
-    excess, along, change = jnp.moveaxis(drawn, -1, 0)
-    square = excess**2
-    if not noisy:
-        first = along - centre.size
-        second = excess * first - change
-        excess = _controlled(excess, [first])
-        square = _controlled(square, [first, second])
-    each = jnp.mean(excess, axis=1)
-    value, half = jnp.mean(each), draws // 2
-    halves = jnp.abs(jnp.mean(excess[:, :half]) - jnp.mean(excess[:, -half:])) / 2
-    slopes = each - (jnp.mean(square, axis=1) - 2 * value * each + value**2)
-    slope, spread = jnp.mean(slopes), jnp.std(slopes, ddof=1) / chains**0.5
+            begin = (centre, slope_of(centre, start), size)
+            _, (values, shares) = jax.lax.scan(advance, begin, jnp.arange(burn + draws))
+            return values[burn:], jnp.mean(shares[burn:])
+
+        drawn, accepted = jax.vmap(chain)(jax.random.split(key, chains))
+        excess, along, change = jnp.moveaxis(drawn, -1, 0)
+        square = excess**2
+        if not noisy:
+            first = along - centre.size
+            second = excess * first - change
+            excess = _controlled(excess, [first])
+            square = _controlled(square, [first, second])
+        each = jnp.mean(excess, axis=1)
+        value, half = jnp.mean(each), draws // 2
+        halves = jnp.abs(jnp.mean(excess[:, :half]) - jnp.mean(excess[:, -half:])) / 2
+        slopes = each - (jnp.mean(square, axis=1) - 2 * value * each + value**2)
+        error = jnp.sqrt(jnp.var(each, ddof=1) / chains + halves**2)
+        spread = jnp.std(slopes, ddof=1) / chains**0.5
+        return value, error, jnp.mean(slopes), spread, jnp.mean(accepted)
+
+    # Both temperatures in one program. The keys differ, or the noise would be common to both.
+    keys = jnp.stack([key, jax.random.fold_in(key, chains)])
+    both = jax.vmap(sampled)(jnp.stack([nbeta, jnp.sqrt(nbeta)]), keys)
+    (value, hotter), (error, other), (slope, _), (spread, _), (accepted, _) = both
     distance = jnp.log(nbeta) + _constant(whole, centre, localisation)
+    apart = jnp.log(nbeta) / 2
+    by_slope = (jnp.maximum(slope, 0.0) + 2 * spread) * jnp.maximum(distance, 1.0)
+    change = jnp.abs(value - hotter) + 2 * jnp.hypot(error, other)
+    by_change = change * jnp.maximum(distance - apart, 1.0) / apart
+    moved = accepted >= MOVED
     return LearningCoefficient(
-        value=value,
-        standard_error=jnp.sqrt(jnp.var(each, ddof=1) / chains + halves**2),
+        value=jnp.where(moved, value, jnp.nan),
+        standard_error=error,
         slope=slope,
-        drift=(jnp.maximum(slope, 0.0) + 2 * spread) * jnp.maximum(distance, 1.0),
-        accepted=jnp.mean(accepted),
+        hotter=hotter,
+        drift=UNEQUAL * jnp.minimum(by_slope, by_change),
+        accepted=accepted,
         nbeta=nbeta,
     )
 

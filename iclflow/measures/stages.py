@@ -351,6 +351,10 @@ def _checked(time: Any, loss: Any) -> tuple[np.ndarray, np.ndarray]:
             f"a loss curve needs one time for each loss, got shapes {times.shape} and "
             f"{losses.shape}; for many seeds use find_stages_of_runs"
         )
+    if times.size and not np.isfinite(times).any():
+        raise ValueError(
+            "times must be numbers, got NaN only; a run without a clock has its steps, runs.step"
+        )
     keep = np.isfinite(times) & np.isfinite(losses)
     times, losses = times[keep], losses[keep]
     if np.any(np.diff(times) <= 0):

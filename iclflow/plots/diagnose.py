@@ -338,7 +338,7 @@ def plot_sides(axes: Axes, found: xr.Dataset) -> Axes:
         known = bool(found["in_context_label"][i] == 1)
         axes.axvline(time, color="0.6", linewidth=0.7, zorder=0)
         error = float(found["in_context_error"][i])
-        text = "late does not fall" if np.isnan(share) else f"{share:.0%} ± {error:.0%} alone"
+        text = "late does not fall" if np.isnan(share) else f"{share:.0%} ± {error:.1%} alone"
         height = (1.17 + 0.27 * (i % 2)) * top  # neighbours do not cover each other
         axes.annotate(
             f"{'in context' if known else 'not in context'}\n{text}", (time, height),

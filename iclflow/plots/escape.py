@@ -1,6 +1,7 @@
 """Drop times against the scale of the initial weights, with the fitted law and the theory's."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -12,11 +13,14 @@ from iclflow.plots.style import COLUMN, THEORY, Picture, mode_colour, style
 PANELS = 6  # at most
 
 
-def escape_figure(fit: xr.Dataset, *, title: str = "") -> Picture:
+def escape_figure(fit: Any, *, title: str = "") -> Picture:
     """The times of all runs, the fitted law of each drop, and the theory of the same starts.
 
-    - `fit`: the `data` of an `EscapeFit`, with one panel for each value of its other axes.
+    - `fit`: of `icl.fit.escape`, or its `data`; one panel for each value of its other axes.
     """
+    fit = fit if isinstance(fit, xr.Dataset) else getattr(fit, "data", None)
+    if not isinstance(fit, xr.Dataset) or "slope" not in fit:
+        raise ValueError("plots.escape draws a fit: icl.plots.escape(icl.fit.escape(runs))")
     axes = [d for d in fit["slope"].dims if d != "drop_number"]
     places = list(itertools.product(*(range(fit.sizes[d]) for d in axes)))
     if len(places) > PANELS:

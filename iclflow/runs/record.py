@@ -452,7 +452,7 @@ class OfModel(eqx.Module):
 
 
 MISSING = (
-    "the run did not record its weights; record them, for example "
+    'the run did not record its weights; record them: record=["loss", "weights"], on the shell '
     "iclflow simulate --record loss,weights --out run.nc"
 )
 

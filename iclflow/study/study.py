@@ -412,6 +412,12 @@ class Settings(Fields):
             rate = ADAM_RATE
         elif rate is None:
             rate = float(stable_rate(loss, init(jax.random.key(self.seed))))
+            if not np.isfinite(rate):
+                what = "the task" if self.prompts is None else self.prompts
+                raise ValueError(
+                    f"nothing can be learned from {what}: E[y x] is zero in every prompt, so that "
+                    f"the loss is flat and no rate is too large; look at x and y, or give a rate"
+                )
         return Descent(rate, self._optimiser())
 
     def _optimiser(self) -> AbstractOptimiser:
@@ -547,7 +553,7 @@ class Study:
         """Predicted drop times t/τ of the first seeds; empty where no theory covers the study."""
         if self.settings.scale == 0 or not self.dynamics.keeps_time:
             return np.zeros(0)
-        if self.settings.fixed_fraction > 0 or self.source.outputs > 1 or self.settings.change:
+        if self._not_covered() is not None:
             return np.zeros(0)
         seeds = range(self.settings.seed, self.settings.seed + self.settings.seeds)[:PREDICTED]
         pairs = zip(self.sources(seeds), self._starts(seeds), strict=True)
@@ -655,12 +661,34 @@ class Study:
 
     def prediction(self, runs: xr.Dataset) -> "TheoryComparison | None":
         """The theory from the same initial weights, where it covers the study."""
-        if self.settings.fixed_fraction > 0 or self.source.outputs > 1 or not is_timed(runs):
-            return None
-        if self.settings.change:  # the theory is of one loss
+        if self._not_covered() is not None or not is_timed(runs):
             return None
         seeds = runs["seed"].values.tolist()
         return compare(self.sources(seeds), self._starts(seeds), runs)
+
+    def _not_covered(self) -> str | None:
+        """What in the settings keeps the drops from being predicted, in words; None if nothing."""
+        if self.settings.fixed_fraction > 0:
+            return "a share of the prompts has one fixed task"
+        if self.source.outputs > 1:
+            return f"the theory covers one output, got {self.source.outputs}"
+        if self.settings.change:
+            return "the task changes during training, and the theory is of one task"
+        return None
+
+    def without_prediction(self) -> str:
+        """Why `prediction` has none."""
+        from iclflow.theory.predict import ENGINES
+
+        reason = self._not_covered()
+        if reason is None and not self.dynamics.keeps_time:
+            reason = "this rule has no clock t/τ: gradient descent and gradient flow do"
+        if reason is None:
+            seeds = [self.settings.seed]
+            source, model = next(iter(self.sources(seeds))), next(iter(self._starts(seeds)))
+            deep = isinstance(model, Layers) and model.layers > 1
+            reason = ENGINES[deep].admits(source, model)
+        return reason or "no engine predicts this run"
 
     def sources(self, seeds: Iterable[int]) -> Iterator[Any]:
         """What the theory of each seed is of: the prompts it was trained on, or the population.
@@ -744,6 +772,7 @@ class Study:
             "measured_drop_times": None if theory is None else theory.measured.tolist(),
             "drop_time_error": None if theory is None else theory.error,
             "worst_drop_time_error": None if theory is None else theory.worst,
+            "theory_notes": [] if theory is None else list(theory.notes),
             "content_key": runs.attrs["content_key"],
         }
 
@@ -808,6 +837,7 @@ class TheoryComparison:
     curves: xr.Dataset  # loss [seed, time]
     predicted: np.ndarray  # [seed, drop], t/τ; NaN where there is none
     measured: np.ndarray  # [seed, drop], NaN where the run ended before
+    notes: tuple[str, ...] = ()  # what is less than sure about the predictions
 
     @property
     def errors(self) -> np.ndarray:
@@ -842,11 +872,14 @@ def compare(
     from iclflow.theory.predict import select  # SciPy's integrators: only when asked for
 
     times, curves, predicted, measured = runs["time"].values, [], [], []
+    notes: dict[str, list[int]] = {}
     for i, (source, model) in enumerate(zip(sources, models, strict=True)):
         engine = select(source, model)
         if engine is None:
             return None
         found = engine(source, model)
+        for note in found.notes:
+            notes.setdefault(note, []).append(int(runs["seed"].values[i]))
         expected = np.full(len(found.levels) - 1, np.nan)
         expected[: len(found.times)] = found.times
         curves.append(found.curve(times).loss)
@@ -858,7 +891,11 @@ def compare(
         {"loss": (("seed", "time"), np.stack(curves))},
         coords={"seed": runs["seed"].values, "time": times},
     )
-    return TheoryComparison(data, _padded(predicted), _padded(measured))
+    said = tuple(
+        note if len(seeds) == len(curves) else f"of seed {', '.join(map(str, seeds))}: {note}"
+        for note, seeds in notes.items()
+    )
+    return TheoryComparison(data, _padded(predicted), _padded(measured), said)
 
 
 def _padded(rows: list[np.ndarray]) -> np.ndarray:

@@ -208,7 +208,9 @@ class Task(AbstractTask):
         names = [field.name for field in dataclasses.fields(self)]
         unknown = set(changes) - set(names)
         if unknown:
-            raise ValueError(f"a Task has no field {sorted(unknown)}; it has {names}")
+            raise ValueError(
+                f"a Task has no field {', '.join(sorted(unknown))}; it has {', '.join(names)}"
+            )
         if "context" in changes:
             changes["context"] = require_size(CONTEXT, changes["context"])
             if "lengths" not in changes and self.lengths == (self.context,):

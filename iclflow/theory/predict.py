@@ -422,6 +422,12 @@ def predict(
     (2, 2)
     """
     require_model(model)
+    if engine is not None and not isinstance(engine, AbstractEngine):
+        names = ", ".join(type(one).__name__ for one in ENGINES)
+        raise ValueError(
+            f"engine must be one of iclflow.theory.ENGINES ({names}), got {engine!r}; leave it out "
+            f"for the best one"
+        )
     chosen = select(source, model) if engine is None else engine
     if chosen is None:
         engine = ENGINES[isinstance(model, Layers) and model.layers > 1]

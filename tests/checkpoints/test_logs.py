@@ -112,6 +112,7 @@ def test_tensorboard_reads_the_same():
         ("a.wandb", ":W&B", "the offline format of W&B"),
         ("a.csv", "step,run-1 - loss,run-2 - loss\n0,1,1\n", "choose one: --column 'run-1 - loss'"),
         ("a.csv", "day,loss\n0,1\n", "no column for the step"),
+        ("a.csv", "", "no columns; a log needs a first row"),
     ],
 )
 def test_what_cannot_be_read_says_why(tmp_path, name, text, complaint):

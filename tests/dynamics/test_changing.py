@@ -99,7 +99,7 @@ def test_steps_and_times_are_inverses():
     [
         (optax.adam, "a function of the step"),
         (lambda step: 0.2 if step < 3 else 0.1, "decides with `if`"),
-        (lambda step: jnp.ones(3), "an optimiser comes second"),
+        (lambda step: jnp.ones(3), r"got an array of shape \(3,\); an optimiser comes second"),
         (lambda step: -1.0, "got -1 at step 0"),
         (lambda: 0.1, "takes 0 positional arguments"),
         (-0.1, "must be a positive number"),

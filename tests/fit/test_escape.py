@@ -143,6 +143,13 @@ def test_what_cannot_be_fitted_is_refused_in_one_line(runs, change, options, mes
     assert "\n" not in str(error.value)
 
 
+def test_a_fit_is_drawn_as_it_is(runs):
+    fit = icl.fit.escape(runs, starts=0)
+    assert len(icl.plots.escape(fit).axes) == len(icl.plots.escape(fit.data).axes)
+    with pytest.raises(ValueError, match=r"icl.plots.escape\(icl.fit.escape\(runs\)\)"):
+        icl.plots.escape(runs)
+
+
 def test_the_shell_fits_prints_and_draws(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     icl.save(runs, "own.nc")

@@ -169,6 +169,13 @@ def test_impossible_chains_are_one_line(options, complaint):
     assert "\n" not in str(error.value)
 
 
+def test_chains_that_do_not_move_give_no_coefficient():
+    """At a maximum the density has no end, and every proposal is refused."""
+    found = learning_coefficient(lambda w: -jnp.sum(w**2), jnp.zeros(2), draws=20, leaps=4)
+    assert np.isnan(found.value)
+    assert "the weights are no minimum" in str(found)
+
+
 def dense_hessian(loss, model):
     flat, unravel = ravel_pytree(model)
     return np.asarray(jax.jit(jax.hessian(lambda w: loss(unravel(w))))(flat))

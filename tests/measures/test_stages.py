@@ -94,6 +94,11 @@ def test_early_stopping_in_the_middle_of_a_drop_is_seen(clean):
     assert stages.drops[-1].after == pytest.approx(loss[cut][-1], abs=5e-3)
 
 
+def test_times_that_are_no_numbers_are_refused():
+    with pytest.raises(ValueError, match="a run without a clock has its steps"):
+        find_stages(np.full(100, np.nan), np.linspace(1, 0, 100))
+
+
 def test_a_run_that_stopped_holds_nan_at_the_end(clean):
     time, loss = clean
     loss = np.where(time < 3000, loss, np.nan)

@@ -284,7 +284,7 @@ def test_files_that_cannot_be_animated(runs, tmp_path, capsys):
     bad = {
         "did not record its weights": full[["loss"]],
         "no loss": full.drop_vars("loss"),
-        "varies scale": full.expand_dims(scale=2),
+        "vary scale": full.expand_dims(scale=2),
     }
     for i, (complaint, dataset) in enumerate(bad.items()):
         path = icl.save(dataset, tmp_path / f"{i}.nc")

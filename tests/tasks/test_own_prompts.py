@@ -255,3 +255,41 @@ def test_the_distance_to_plateaus_of_prompts_is_recorded_by_name(arrays):
     assert last < 1e-3 < first * 10
     choice = select(icl.Prompts(*arrays), model, COUNT)
     assert choice.of(icl.Prompts(*arrays)).dims() == (SIZE, 1)
+
+
+def test_a_store_of_prompts_that_were_changed_is_refused_and_keeps_its_runs(arrays, tmp_path):
+    x, y = arrays
+    path, store = tmp_path / "mine.npz", tmp_path / "s.zarr"
+    np.savez(path, x=x, y=y)
+
+    def design():
+        return Design.of(
+            prompts=str(path), blocks="frozen", steps=5, heads=2, rate=0.1, record=["loss"]
+        )
+
+    first = run_design(design(), store).loss.values.copy()
+    np.savez(path, x=x, y=2 * y)
+    with pytest.raises(ValueError, match=r"a file of prompts was changed") as error:
+        run_design(design(), store)
+    assert "\n" not in str(error.value)
+    np.savez(path, x=x, y=y)
+    np.testing.assert_array_equal(run_design(design(), store).loss.values, first)
+
+
+def test_prompts_without_labels_or_with_two_say_what_the_theory_lacks(arrays, folder, capsys):
+    x, y = arrays
+    np.savez(folder / "flat.npz", x=x, y=0 * y)
+    np.savez(folder / "two.npz", x=x, y=np.stack([y, x[..., 0]], axis=-1))
+    common = ("--heads", 2, "--steps", 3, "--theory")
+    code, out, err = call(capsys, "simulate", "--prompts", folder / "flat.npz", *common)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "nothing can be learned from" in err
+    two = ("simulate", "--prompts", folder / "two.npz", *common, "--rate", 0.01)
+    code, out, err = call(capsys, *two)
+    assert code == 0, err
+    assert "theory: no drop times (the theory covers one output, got 2)" in out
+    trained = ("simulate", "--prompts", folder / "mine.npz", *common, "--rate", 0.01)
+    code, out, err = call(capsys, *trained)
+    assert code == 0, err
+    assert "note: the zero blocks that training moves are left out" in out

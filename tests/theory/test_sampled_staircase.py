@@ -228,3 +228,27 @@ def test_what_is_not_quadratic_is_refused_in_one_line():
         with pytest.raises(ValueError, match=reason) as caught:
             predict(loss, model)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("source", [TASK, drawn(11)[1]], ids=["population", "sample"])
+def test_weights_too_small_for_double_precision_are_refused_in_one_line(source):
+    """Between them and ordinary ones times are what the limit says: T w constant, or T + ln w/γ."""
+    size = Quadratic.of(source).size
+
+    def start(kind, scale):
+        return kind.initialiser(size, heads=3, scale=scale)(jax.random.key(0))
+
+    for kind, scale in ((Separate, 1e-20), (Separate, 1e-300), (Merged, 1e-300)):
+        with pytest.raises(ValueError, match="give a larger init scale") as caught:
+            predict(source, start(kind, scale), probes=0)
+        assert "\n" not in str(caught.value)
+    rate = float(np.linalg.norm(Quadratic.of(source).cross))
+    late, early = (predict(source, start(Merged, w), probes=0).times[0] for w in (1e-80, 1e-6))
+    np.testing.assert_allclose(late - early, 74 * np.log(10) / rate, rtol=1e-6)
+    times = [0.3 * late, 0.99 * late, late]
+    loss = predict(source, start(Merged, 1e-80), probes=0).curve(times).loss
+    top, middle = Quadratic.of(source).power, (loss[-1] - loss[0]) / (loss[1] - loss[0])
+    assert loss[0] == pytest.approx(top)
+    assert middle > 1
+    late, early = (predict(source, start(Separate, w), probes=0).times[0] for w in (1e-10, 1e-8))
+    np.testing.assert_allclose(late * 1e-10, early * 1e-8, rtol=1e-5)

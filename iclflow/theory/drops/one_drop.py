@@ -23,8 +23,9 @@ from iclflow.linalg import pack_dual, packed_pairs
 from iclflow.losses import FullFeatures, Moments, Population
 from iclflow.models import Merged
 from iclflow.theory.drops.base import Curve, Times
-from iclflow.theory.drops.quadratic import Quadratic, Source
+from iclflow.theory.drops.quadratic import Quadratic, Source, require_products
 
+EARLY = 1e-40  # of the least-squares M: below it M grows along G and nothing else
 HALFWAY = 1 - 0.5**0.5  # of the way of s, where the loss is halfway down
 
 
@@ -293,13 +294,19 @@ def merged_course(
     """
     loss = Quadratic.of(source)
     growing = np.asarray(_halves(loss, model)[0], float)
+    require_products(growing)
     start = float(growing @ growing)
     saves = np.atleast_1d(np.asarray(times, float))
     matrices = np.zeros((len(saves), *loss.cross.shape))
     if start > 0 and loss.cross.any():  # else nothing grows: at rest for ever
-        horizon = max(float(saves.max()), float(np.finfo(float).eps))
-        states = _reduced_flow(loss, start, horizon, tolerance).sol(saves)
-        matrices = np.asarray(states).T.reshape(matrices.shape)
+        waited, strength = _growth(loss, start)
+        horizon = max(float(saves.max()) - waited, float(np.finfo(float).eps))
+        states = _reduced_flow(loss, strength, horizon, tolerance).sol(
+            np.maximum(saves - waited, 0)
+        )
+        # Before that M = s(0) e^(2γt) G/γ, less than a sum of squares can hold.
+        slower = np.exp(2 * np.linalg.norm(loss.cross) * np.minimum(saves - waited, 0))
+        matrices = (np.asarray(states) * slower).T.reshape(matrices.shape)
     strength = np.sqrt(np.linalg.norm(matrices, axis=(1, 2)))
     share = growing / np.sqrt(start) if start > 0 else growing
     return Curve(saves, loss.loss(matrices), strength[:, None] * share[None, :], matrices)
@@ -323,6 +330,7 @@ def merged_half_time(
     True
     """
     loss = Quadratic.of(source)
+    require_products(np.asarray(_halves(loss, model)[0]))
     start = float(growing_strength(loss, model))
     if start == 0 or not loss.cross.any():
         return float("inf")
@@ -334,9 +342,22 @@ def merged_half_time(
     crossing.terminal = True  # type: ignore[attr-defined]
     # The half time is about ln(1/s(0))/2γ. Modes much slower than γ = ‖G‖ make it longer.
     rate = float(np.linalg.norm(loss.cross))
-    horizon = 1e4 * (1 + abs(np.log(start))) / rate
-    found = _reduced_flow(loss, start, horizon, tolerance, events=crossing).t_events[0]
-    return float(found[0]) if len(found) else float("nan")
+    waited, strength = _growth(loss, start)
+    horizon = 1e4 * (1 + abs(np.log(strength))) / rate
+    found = _reduced_flow(loss, strength, horizon, tolerance, events=crossing).t_events[0]
+    return waited + float(found[0]) if len(found) else float("nan")
+
+
+def _growth(loss: Quadratic, start: float) -> tuple[float, float]:
+    """How long M only grows along G by e^(2γt), and its size after that.
+
+    Below `EARLY` of the least-squares M what is left of (E2) is less than rounding, and squares of
+    M are no longer numbers.
+    """
+    end = EARLY * float(np.linalg.norm(loss.least_squares))
+    if start >= end:
+        return 0.0, start
+    return float(np.log(end / start) / (2 * np.linalg.norm(loss.cross))), end
 
 
 def paper_merged_duration(population: Population, scale: ArrayLike) -> Float[Array, "..."]:

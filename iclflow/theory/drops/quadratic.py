@@ -33,12 +33,15 @@ from iclflow.losses import (
 )
 from iclflow.models import AbstractModel, ConvNet, Separate
 from iclflow.tasks.base import AbstractTask
+from iclflow.tasks.own_prompts import Prompts
+from iclflow.tasks.prompts import AbstractPromptSet
 from iclflow.tasks.task import Task
 from iclflow.theory.fixed_points.modes import Modes
 
 Source = AbstractTask | AbstractLoss | Modes
 KNOWN = Task | Population | Moments | Features | Sequences  # those that are quadratic
 LEARNED = 1e-6  # relative size of a singular value of M that counts as learned
+LEAST = 1e-100  # size of initial weights whose products are still numbers
 CHUNK = 4096  # prompts whose features are multiplied at once
 
 
@@ -282,12 +285,27 @@ def rank(matrix: np.ndarray) -> int:
     return int(np.sum(sizes > LEARNED * sizes[0])) if sizes[0] > 0 else 0
 
 
+def require_products(weights: np.ndarray) -> None:
+    """Refuse weights that are not zero and whose products are."""
+    largest = float(np.abs(weights).max(initial=0.0))
+    if 0 < largest < LEAST:
+        raise ValueError(
+            f"the largest weight is {largest:.2g}, and products of such weights are zero in double "
+            f"precision; give a larger init scale"
+        )
+
+
 def not_quadratic(source: object) -> str | None:
     """Why a source is no quadratic of one output; None if it is one."""
     if isinstance(source, Quadratic | Modes):
         return None
     if not isinstance(source, AbstractTask | AbstractLoss):
-        return f"the theory is of a Task or a loss, got {type(source).__name__}"
+        hint = (
+            "; give icl.Moments.of(prompts)"
+            if isinstance(source, Prompts | AbstractPromptSet)
+            else ""
+        )
+        return f"the theory is of a Task or a loss, got {type(source).__name__}{hint}"
     if isinstance(source, AbstractLoss) and (source.drifts or len(source.pieces) > 1):
         how = "drifts" if source.drifts else f"changes at {source.pieces[1][0]:g}"
         return (

@@ -29,6 +29,7 @@ from iclflow.theory.drops.quadratic import (
     Source,
     Weights,
     rank,
+    require_products,
     separate_weights,
 )
 from iclflow.theory.drops.stack import Stack
@@ -209,6 +210,7 @@ class _Follower:
         heads, rank = weights[1].shape[:2]
         self.flow = HeadFlow(source, heads, rank, block)
         self.state = np.concatenate([a.ravel() for a in weights])
+        require_products(self.state)
         self.now = 0.0
         self.awake = np.zeros(self.flow.heads, bool)
         self.opening = Opening.of(self.flow, self.state, self.awake)
@@ -237,6 +239,11 @@ class _Follower:
         if self.ended:
             return None
         winner, unit = int(np.argmin(times)), self.opening.unit
+        if np.spacing(self.now + times[winner]) > unit:
+            raise ValueError(
+                f"a drop at t/τ = {self.now + times[winner]:.2g} that lasts {unit:.2g} cannot be "
+                f"told from its neighbours in double precision; give a larger init scale"
+            )
         stop = self.now + max(0.0, float(times[winner]) - LEAD * unit)
         leg = PlateauLeg(
             self.now, stop, self.flow, self.state, dormant, asleep,

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from iclflow.losses import Population
+from iclflow.losses import AbstractLoss, Population
 from iclflow.models import AbstractModel, Layers, Merged
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.checks import require_size
@@ -139,6 +139,12 @@ class Modes(eqx.Module):
         """The modes of a task, from its population moments (evaluated on concrete numbers)."""
         if isinstance(source, Modes):
             return source
+        if not isinstance(source, AbstractTask | Population):
+            prompts = isinstance(source, AbstractLoss)
+            raise ValueError(
+                f"modes are those of a Task or its Population, got {type(source).__name__}"
+                + ("; the theory of a sample is icl.predict and plateau_losses" if prompts else "")
+            )
         population = Population(source) if isinstance(source, AbstractTask) else source
         outputs = population.cross.shape[0]
         if outputs != 1:
