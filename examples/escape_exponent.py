@@ -31,7 +31,7 @@ print(law)
 # counted, and do not bias the exponent.
 
 # %%
-figure = icl.plots.escape(law)
+figure = icl.plots.escape(law.data)
 figure.savefig("escape_exponent.png")
 
 # %%
