@@ -19,11 +19,14 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from iclflow.losses.features import CHUNK, Features, LabelFeatures
 from iclflow.losses.population import lengths_and_divisors
 from iclflow.tasks.checks import require_memory, require_size
+from iclflow.tasks.compressed import chi_squares
 from iclflow.tasks.laws import Gaussian, Pool
 from iclflow.tasks.memory import Memory
 from iclflow.tasks.task import ContextLabels, Task
 
 AT_ONCE = 8 * CHUNK  # prompts
+Drawn = tuple[Float[Array, "P K"], Float[Array, "P D"], Float[Array, " P"]]
+Noise = tuple[Float[Array, ""], Float[Array, ""]]
 
 
 def label_rows(
@@ -56,15 +59,22 @@ def label_rows(
     divisor = float(lengths_and_divisors(plain)[1][0])
     root = plain.basis * jnp.sqrt(plain.spectrum)[None, :]
     noise = (plain.label_noise, plain.target_noise)
-    parts = []
-    for number, start in enumerate(range(0, count, AT_ONCE)):
-        some = vectors[start : start + AT_ONCE] if count > AT_ONCE else vectors
-        part = jax.random.fold_in(keys[1], number)
-        if isinstance(task, Memory):
-            drawn = _with_memory(part, some, root, noise, *_rotated(task))
-        else:
-            drawn = _independent(part, some, root, noise, jnp.asarray(float(plain.context)))
-        parts.append(drawn)
+    if isinstance(task, Memory):
+        rotated = _rotated(task)
+
+        def draw(part: PRNGKeyArray, some: slice) -> Drawn:
+            return _with_memory(part, vectors[some], root, noise, *rotated)
+
+    else:
+        chi = chi_squares(keys[2], np.full(count, float(plain.context)))
+
+        def draw(part: PRNGKeyArray, some: slice) -> Drawn:
+            return _independent(part, vectors[some], root, noise, chi[some])
+
+    parts = [
+        draw(jax.random.fold_in(keys[1], number), slice(start, start + AT_ONCE))
+        for number, start in enumerate(range(0, count, AT_ONCE))
+    ]
     row, query, target = (
         jnp.concatenate(arrays) if len(parts) > 1 else arrays[0]
         for arrays in zip(*parts, strict=True)
@@ -108,10 +118,6 @@ def _drawn(law: eqx.Module, key: PRNGKeyArray, count: int) -> Float[Array, "P D"
     return jax.vmap(law.sample)(jax.random.split(key, count))[:, 0]  # pyright: ignore
 
 
-Drawn = tuple[Float[Array, "P K"], Float[Array, "P D"], Float[Array, " P"]]
-Noise = tuple[Float[Array, ""], Float[Array, ""]]
-
-
 def _along(
     vectors: Float[Array, "P D"], root: Float[Array, "D D"], noise: Float[Array, ""]
 ) -> tuple[Array, Array, Array]:
@@ -124,14 +130,13 @@ def _along(
 
 @eqx.filter_jit
 def _independent(
-    key: PRNGKeyArray, vectors: Array, root: Array, noise: Noise, context: Float[Array, ""]
+    key: PRNGKeyArray, vectors: Array, root: Array, noise: Noise, chi: Float[Array, " P"]
 ) -> Drawn:
-    keys = jax.random.split(key, 3)
+    """Pairs without memory; `chi` are χ² with N degrees of freedom."""
     count, size = vectors.shape
     unit, power, variance = _along(vectors, root, noise[0])
     total = power + variance
-    chi = 2 * jax.random.gamma(keys[0], context / 2, (count,))
-    normals = jax.random.normal(keys[1], (count, 2 * size + 1))
+    normals = jax.random.normal(key, (count, 2 * size + 1))
     z, query, extra = normals[:, :size], normals[:, size : 2 * size], normals[:, -1]
     squares = total * chi
     inside = jnp.sum(z * unit, axis=1)

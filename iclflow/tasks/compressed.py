@@ -10,6 +10,7 @@ freedom, and above it are normal numbers.
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from iclflow.tasks.base import AbstractTask, Normaliser, Prompt
@@ -34,6 +35,14 @@ def compressed_prompts(task: AbstractTask, sequences: int, key: PRNGKeyArray) ->
     >>> icl.compressed_prompts(task, 5, jax.random.key(0)).inputs.shape
     (5, 3, 2)
     """
+    task = require_compressible(task)
+    count = require_size("sequences", sequences)
+    squares = diagonal_squares(jax.random.fold_in(key, 1), count, task.size, task.lengths[0])
+    return _drawn(task, jax.random.split(key, count), squares)
+
+
+def require_compressible(task: AbstractTask) -> Task:
+    """The task, or `ValueError` where N pairs cannot be replaced by D of them."""
     if not isinstance(task, Task) or not isinstance(task.inputs, Gaussian):
         raise ValueError(
             "prompts are compressed for a Task with Gaussian inputs; sample whole ones with "
@@ -44,27 +53,51 @@ def compressed_prompts(task: AbstractTask, sequences: int, key: PRNGKeyArray) ->
             "prompts are compressed for one context length and labels made by the task; sample "
             "whole ones with task.sample"
         )
-    count = require_size("sequences", sequences)
-    return _drawn(task, jax.random.split(key, count))
+    return task
 
 
 @eqx.filter_jit
-def _drawn(task: Task, keys: Array) -> Prompt:
-    return jax.vmap(lambda key: _prompt(task, key))(keys)
+def _drawn(task: Task, keys: Array, squares: Float[Array, "P D"]) -> Prompt:
+    return jax.vmap(lambda key, chi: _prompt(task, key, chi))(keys, squares)
 
 
-def _prompt(task: Task, key: PRNGKeyArray) -> Prompt:
+def _prompt(task: Task, key: PRNGKeyArray, squares: Float[Array, " D"]) -> Prompt:
     size, context = task.size, task.lengths[0]
     short = min(size, context)
     plain = task.replace(context=short, lengths=(short,), normaliser=Normaliser.NONE)
     draw = plain.draw(key)
     if context <= size:
         return plain.prompt(draw)
-    freedom = (context - jnp.arange(size)) / 2
-    diagonal = jnp.sqrt(2 * jax.random.gamma(jax.random.fold_in(key, 2), freedom))
-    white: Float[Array, "D D"] = jnp.triu(
-        jax.random.normal(jax.random.fold_in(key, 3), (size, size)), 1
-    ) + jnp.diag(diagonal)
+    white = triangular_rows(jax.random.fold_in(key, 2), squares)
     rows = (white * jnp.sqrt(task.spectrum)[None, :]) @ task.basis.T
     inputs = jnp.concatenate([rows, draw.inputs[-1:]])
     return plain.prompt(eqx.tree_at(lambda d: d.inputs, draw, inputs))
+
+
+def triangular_rows(key: PRNGKeyArray, squares: Float[Array, " D"]) -> Float[Array, "D D"]:
+    """R of X = Q R for at least D pairs of white inputs, from its squared diagonal."""
+    size = len(squares)
+    above = jnp.triu(jax.random.normal(key, (size, size), squares.dtype), 1)
+    return above + jnp.diag(jnp.sqrt(squares))
+
+
+def diagonal_squares(key: PRNGKeyArray, count: int, size: int, pairs: int) -> Float[Array, "P D"]:
+    """The squared diagonals of R of so many contexts: χ² with N, N - 1, … degrees of freedom."""
+    freedom = np.maximum(pairs - np.arange(float(size)), 1.0)  # none below 1 is used
+    return chi_squares(key, np.broadcast_to(freedom, (count, size)))
+
+
+def chi_squares(key: PRNGKeyArray, freedom: np.ndarray) -> Float[Array, "*shape"]:
+    """χ² numbers with the given degrees of freedom.
+
+    They are drawn in numbers that are powers of two, since the sampler takes seconds to compile.
+    """
+    flat = np.ravel(freedom).astype(float)
+    room = 1 << max(0, len(flat) - 1).bit_length()
+    padded = jnp.asarray(np.pad(flat, (0, room - len(flat)), constant_values=1.0))
+    return _chi_squares(key, padded)[: len(flat)].reshape(np.shape(freedom))
+
+
+@eqx.filter_jit
+def _chi_squares(key: PRNGKeyArray, freedom: Float[Array, " n"]) -> Float[Array, " n"]:
+    return 2 * jax.random.gamma(key, freedom / 2)

@@ -5,6 +5,7 @@ from iclflow.theory.algorithms.bayes import NormalBayes as NormalBayes
 from iclflow.theory.algorithms.bayes import PoolBayes as PoolBayes
 from iclflow.theory.algorithms.bayes import bayes_loss as bayes_loss
 from iclflow.theory.algorithms.bayes import bayes_predictor as bayes_predictor
+from iclflow.theory.algorithms.conditional import conditional_losses as conditional_losses
 from iclflow.theory.algorithms.functions import KernelRegression as KernelRegression
 from iclflow.theory.algorithms.functions import Lasso as Lasso
 from iclflow.theory.algorithms.functions import SparseBayes as SparseBayes

@@ -130,9 +130,11 @@ def test_the_exact_error_is_that_of_the_population():
 
 
 def test_the_quick_form_makes_what_is_cheap():
-    assert draws_for([1e9, 1e13, 2e9], quick=False, full=7) == [7, 7, 7]
-    assert draws_for([1e9, 1e13, 2e9], quick=True, full=7) == [7, 0, 7]
-    assert draws_for([1e13, 2e13], quick=True, full=7) == [1, 0]
+    few, many = (Sample(100, 100, prompts, 0.1, 0.0) for prompts in (100, 10**7))
+    assert draws_for([few, many, few], quick=False, full=7) == [7, 7, 7]
+    assert draws_for([few, many, few], quick=True, full=7) == [7, 0, 7]
+    assert draws_for([many, many], quick=True, full=7) == [1, 0]
+    assert draws_for([many, many], quick=True, full=7, order=["b", "a"]) == [0, 1]
 
 
 def _data(shift=0.0):

@@ -6,14 +6,12 @@ import jax
 import numpy as np
 
 from iclflow.experiments.field.comparisons.cells import Cells, Check, Found, Report
-from iclflow.experiments.field.comparisons.reading import PublishedTable
+from iclflow.experiments.field.comparisons.reading import NUMBER, PublishedTable
 from iclflow.measures.small_drops import SmallDrop, small_drops
 from iclflow.measures.stages import find_stages
 from iclflow.tasks.task import Task
 from iclflow.theory.algorithms.bayes import bayes_loss
 
-NOISE = 0.125  # variance of the labels of the first
-SIZE = 4
 NEAR = 0.05  # of a level, that a plateau may be away from it
 
 
@@ -22,12 +20,15 @@ def development(table: PublishedTable, quick: bool, report: Report) -> Found:
     step = table["step"].astype(float)
     ridge = [table[f"{b}_mse"] - table[f"{b}_delta_ridge"] for b in ("first", "second")]
     means = np.stack([r.mean(axis=(0, 1)) for r in ridge]).astype(float)
-    # The size of the two batches is not stated: the repository's default is taken.
-    batch = re.search(r"batch (\d+)", table.header)
-    relative = (2 / (float(batch[1]) if batch else 256.0) / len(ridge)) ** 0.5
+    size = int(table.setting("D"))
+    noise = table.number(rf"eps ~ N\(0, {NUMBER}\)", "variance of the noise")
+    zero = size + noise  # the loss of ŷ = 0
+    # The size of the two batches is not stated: that of training is taken.
+    batch = table.number(r"batch (\d+)", "size of the batches", 256.0)
+    relative = (2 / batch / len(ridge)) ** 0.5
     cells, positions = Cells(), means.shape[1]
     for k in range(positions):
-        ours, wrong = (_least(k, variance, quick) for variance in (NOISE, 2 * NOISE))
+        ours, wrong = (_least(size, k, variance, quick) for variance in (noise, 2 * noise))
         theirs = means[:, k].mean()
         cells.add(f"ridge after {k} pairs", theirs, ours, relative * ours, wrong)
         report(0.8 * (k + 1) / positions)
@@ -37,9 +38,11 @@ def development(table: PublishedTable, quick: bool, report: Report) -> Found:
             table[f"{batch}_mse"][i].T for batch in ("first", "second")
         ]).astype(float)  # fmt: skip
         found = small_drops(step, curves)
-        late = small_drops(step[step > 2500], curves[:, step > 2500])
         said = found[0] if found else None
-        first, without = (_at_zero(some) for some in (found, late))
+        # the mistake: the record without its first drop
+        after = step > (2 * said.rest if said else step[len(step) // 4])
+        late = small_drops(step[after], curves[:, after])
+        first, without = (_at_zero(some, zero) for some in (found, late))
         checks += [
             Check(
                 f"seed-{seed}-first-drop", f"seed {seed}: confidence of the first small drop", 1.0,
@@ -47,8 +50,8 @@ def development(table: PublishedTable, quick: bool, report: Report) -> Found:
             ),
             Check(
                 f"seed-{seed}-zero", f"seed {seed}: loss where it ends, over that of ŷ = 0", 1.0,
-                (said.after if said else np.nan) / (SIZE + NOISE), NEAR,
-                (said.before if said else np.nan) / float(means.mean()),
+                (said.after if said else np.nan) / zero, NEAR,
+                (late[0].after if late else float(curves[:, -1].mean())) / zero,
             ),
         ]  # fmt: skip
         borders = re.search(rf"stages of seed {seed} .*?LR1 0-(\d+), LR2 \d+-(\d+)", table.header)
@@ -68,19 +71,19 @@ def development(table: PublishedTable, quick: bool, report: Report) -> Found:
     )  # fmt: skip
 
 
-def _at_zero(found: list[SmallDrop]) -> float:
+def _at_zero(found: list[SmallDrop], zero: float) -> float:
     """The confidence of a first small drop that ends at the loss of ŷ = 0; 0 without one."""
-    if not found or abs(found[0].after / (SIZE + NOISE) - 1) > NEAR:
+    if not found or abs(found[0].after / zero - 1) > NEAR:
         return 0.0
     return found[0].confidence
 
 
-def _least(pairs: int, variance: float, quick: bool) -> float:
+def _least(size: int, pairs: int, variance: float, quick: bool) -> float:
     """The error of the Bayes predictor after so many pairs."""
     if pairs == 0:
-        return SIZE + variance
+        return size + variance
     spread = variance**0.5
-    task = Task([1.0] * SIZE, pairs, label_noise=spread, target_noise=spread)
+    task = Task([1.0] * size, pairs, label_noise=spread, target_noise=spread)
     return float(bayes_loss(task, 4_000 if quick else 40_000, jax.random.key(pairs)).mean)
 
 

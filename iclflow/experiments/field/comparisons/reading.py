@@ -54,6 +54,26 @@ class PublishedTable:
             )
         return float(found[1])
 
+    def number(self, pattern: str, what: str, otherwise: float | None = None) -> float:
+        """The number in the first group of a pattern that the header matches.
+
+        - `what`: what it is, in the words of the message if the header does not state it.
+        - `otherwise`: what it is then; `ValueError` if omitted.
+        """
+        found = re.search(pattern, self.header, re.DOTALL)
+        if found is None:
+            if otherwise is not None:
+                return otherwise
+            raise ValueError(
+                f"the header of {self.name} states no {what}; keep the header of the published "
+                f"table and change its numbers only"
+            )
+        return float(found[1].replace(",", "").rstrip("."))
+
+    def states(self, words: str) -> bool:
+        """Whether the header has these words."""
+        return words in self.header
+
     def groups(self, *names: str) -> list[tuple[tuple, np.ndarray]]:
         """Rows with equal values of some columns: the values, and the numbers of the rows."""
         found: dict[tuple, list[int]] = {}

@@ -12,7 +12,8 @@ import optax
 
 from iclflow.dynamics import Adam, Descent
 from iclflow.experiments.field.comparisons.cells import Cells, Found, Report
-from iclflow.experiments.field.comparisons.reading import PublishedTable
+from iclflow.experiments.field.comparisons.end_points import seed_of, spread_over
+from iclflow.experiments.field.comparisons.reading import NUMBER, PublishedTable
 from iclflow.losses.sequences import Sequences
 from iclflow.losses.stochastic import Fresh
 from iclflow.models import Merged, Softmax
@@ -22,21 +23,13 @@ from iclflow.tasks.laws import Normal
 from iclflow.tasks.task import Task
 from iclflow.theory.algorithms.regression import Ridge
 
-THEIRS = 50_000  # prompts of a cell
 AT_ONCE = 5_000
-
-
-def _number(table: PublishedTable, pattern: str) -> float:
-    found = re.search(pattern, table.header)
-    if found is None:
-        raise ValueError(f"the header of {table.name} states no number like {pattern!r}")
-    return float(found[1])
 
 
 def _task(table: PublishedTable, length: int) -> tuple[Task, float]:
     """x ~ N(0, I), w ~ N(0, I/d) with noise on labels and target, and its variance."""
-    d = int(_number(table, r"d = (\d+)"))
-    variance = _number(table, r"eps ~ N\(0, ([\d.]+)\)")
+    d = int(table.setting("d"))
+    variance = table.number(rf"eps ~ N\(0, {NUMBER}\)", "variance of the noise")
     spread = variance**0.5
     law = Normal(covariance=1 / d)
     return Task([1.0] * d, length, tasks=law, label_noise=spread, target_noise=spread), variance
@@ -52,11 +45,8 @@ def _heads(omega: list[float], mu: list[float], size: int, query_key: bool) -> S
 def _estimators(table: PublishedTable, task: Task, variance: float) -> Any:
     """Prompt -> squared error of every estimator, then of every one with the mistake."""
     size, count = task.size, task.context
-    pair = re.search(r"\(omega, mu\) = \(([\d.]+), ([\d.]+)\)", table.header)
-    if pair is None:
-        raise ValueError(f"the header of {table.name} states no (omega, mu) of two heads")
-    omega, mu = float(pair[1]), float(pair[2])
-    reference = _number(table, r"d e / (\d+)")
+    omega, mu = _pair(table)
+    reference = table.number(rf"d e / {NUMBER}", "length in the value of one head")
     single = size**0.5 / (1 + (1 + variance) * size * math.e / reference)
     two = [_heads([omega, -omega], [mu, -mu], size, key) for key in (False, True)]
     one = [_heads([size**-0.5], [single], size, key) for key in (False, True)]
@@ -88,24 +78,22 @@ NAMES = ("two_heads", "gd", "debiased_gd", "one_head", "ridge")
 def estimators(table: PublishedTable, quick: bool, report: Report) -> Found:
     """Five estimators at every length, on the same prompts."""
     count = 15_000 if quick else 100_000
-    rows = list(range(len(table)))
-    if quick and len(rows) > 6:
-        rows = sorted({0, *rows[:: math.ceil(len(rows) / 5)]})
+    theirs = table.number(r"over ([\d,]+) prompts", "number of prompts")
+    rows = spread_over([f"L {int(n):06d}" for n in table["L"]], 5) if quick else range(len(table))
     cells = Cells()
     for done, row in enumerate(rows):
         task, variance = _task(table, int(table["L"][row]))
         errors = _estimators(table, task, variance)
-        values = _values(errors, task, count, row)
+        values = _values(errors, task, count, seed_of("estimators", task.context))
         means, spread = values.mean(axis=0), values.std(axis=0)
         for i, name in enumerate(NAMES):
             ours = means[i]
-            error = spread[i] * (1 / THEIRS + 1 / count) ** 0.5
+            error = spread[i] * (1 / theirs + 1 / count) ** 0.5
             if name == "gd":  # exact
-                eta = 2 * _eta(table)
-                d = task.size
+                eta, d = 2 * math.prod(_pair(table)), task.size
                 moment = 1 + (d + 1 + variance * d) / task.context
                 ours = variance + 1 - 2 * eta + eta**2 * moment
-                error = spread[i] / THEIRS**0.5
+                error = spread[i] / theirs**0.5
             label = f"{name}, L {task.context}"
             cells.add(label, table[name][row], ours, error, means[i + len(NAMES)])
         report((done + 1) / len(rows))
@@ -115,10 +103,15 @@ def estimators(table: PublishedTable, quick: bool, report: Report) -> Found:
     )  # fmt: skip
 
 
-def _eta(table: PublishedTable) -> float:
-    """Half of the rate of one gradient step, ω μ."""
-    omega = _number(table, r"\(omega, mu\) = \(([\d.]+), [\d.]+\)")
-    return omega * _number(table, r"\(omega, mu\) = \([\d.]+, ([\d.]+)\)")
+def _pair(table: PublishedTable) -> tuple[float, float]:
+    """ω and μ of two heads, half of whose product is the rate of one gradient step."""
+    pattern = rf"\(omega, mu\) = \({NUMBER}, {NUMBER}\)"
+    found = re.search(pattern, table.header)
+    if found is None:
+        raise ValueError(
+            f"the header of {table.name} states no '(omega, mu) = (0.13, 3.45)' of two heads"
+        )
+    return float(found[1]), float(found[2])
 
 
 def _values(errors: Any, task: Task, count: int, seed: int) -> np.ndarray:
@@ -136,22 +129,27 @@ def _values(errors: Any, task: Task, count: int, seed: int) -> np.ndarray:
 
 def trained(table: PublishedTable, quick: bool, report: Report) -> Found:
     """Models of one to eight heads, trained here and tested at every length."""
-    at = int(_number(table, r"fresh prompts with L = (\d+)"))
-    batch = int(_number(table, r"steps of (\d+) fresh"))
+    at = int(table.number(r"fresh prompts with L = (\d+)", "length of training"))
+    batch = int(table.number(r"steps of ([\d,]+) fresh", "size of the batches"))
+    tests = table.number(r"mean squared error on ([\d,]+) fresh", "number of prompts of the test")
+    alone = table.number(r"\(([\d,]+) for one head\)", "prompts of the test of one head", tests)
     steps, tested = (2_500, 20_000) if quick else (30_000, 100_000)
-    groups = table.groups("heads")
+    groups = sorted(table.groups("heads"), key=lambda group: group[0])
     if quick and len(groups) > 2:
         groups = groups[:2]
     cells = Cells()
     for done, ((heads,), rows) in enumerate(groups):
         task, variance = _task(table, at)
         model = _trained(task, int(heads), batch, steps)
-        some = rows if not quick else rows[:: math.ceil(len(rows) / 3)]
-        for row in some:
+        some = range(len(rows))
+        if quick:
+            some = spread_over([f"L {int(n):06d}" for n in table["L"][rows]], 3)
+        for row in rows[np.asarray(some)]:
             here = task.replace(context=int(table["L"][row]))
-            values = _values(_squared(model), here, tested, row)[:, 0]
+            seed = seed_of("trained", heads, here.context)
+            values = _values(_squared(model), here, tested, seed)[:, 0]
             mean, spread = values.mean(), values.std()
-            theirs = 100_000 if heads == 1 else 20_000
+            theirs = alone if heads == 1 else tests
             said = table["error_plus_0.1"][row]
             # one per cent for the training of one seed, on top of the prompts
             error = ((spread**2) * (1 / theirs + 1 / tested) + (0.01 * mean) ** 2) ** 0.5

@@ -1,23 +1,26 @@
 """Inputs that are correlated along the context: Letey et al. 2026, and Li, Bai and Huang 2024."""
 
-import math
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from iclflow.experiments.field.comparisons.cells import Cells, Found, Report, error_of_difference
-from iclflow.experiments.field.comparisons.end_points import Sample, pool
-from iclflow.experiments.field.comparisons.reading import PublishedTable
-from iclflow.losses.features import Features
+from iclflow.experiments.field.comparisons.end_points import (
+    Sample,
+    fitted,
+    law_of_pool,
+    model_of,
+    pool,
+    seed_of,
+    spread_over,
+)
+from iclflow.experiments.field.comparisons.reading import NUMBER, PublishedTable
 from iclflow.losses.label_population import LabelPopulation
 from iclflow.losses.label_rows import label_rows
-from iclflow.models import LabelRow
 from iclflow.tasks.base import Normaliser
 from iclflow.tasks.laws import Normal
 from iclflow.tasks.memory import Memory
 from iclflow.tasks.task import Task
-from iclflow.theory.ridge import ridge, ridge_weights
+from iclflow.theory.ridge import ridge
 
 
 def correlated(table: PublishedTable, quick: bool, report: Report) -> Found:
@@ -25,25 +28,27 @@ def correlated(table: PublishedTable, quick: bool, report: Report) -> Found:
     d, many = int(table.setting("d")), int(table.setting("K"))
     prompts = int(table.setting("n"))
     rho, lam = table.setting("rho"), table.setting("lambda")
+    laws = law_of_pool(table)
     draws = 3 if quick else 20
-    rows = list(range(len(table)))
-    if quick and len(rows) > 8:
-        rows = rows[:: math.ceil(len(rows) / 8)]
+    names = [
+        f"{table['curve'][i]}, ξ {table['xi_of_row'][i]:g}, N {table['N'][i]:g}"
+        for i in range(len(table))
+    ]
+    rows = spread_over(names, 8) if quick else list(range(len(table)))
     cells = Cells()
     # the mistake: tokens without memory and a context of the whole length
-    plain = Sample(d, int(table["N"].max()), prompts, rho, lam)
-    control = np.mean([_ending(plain, many, None, True, k)[0] for k in range(draws)])
+    plain = Sample(d, int(table["N"].max()), prompts, rho, lam, **laws)
+    control = np.mean([_ending(plain, many, None, True, "control", k)[0] for k in range(draws)])
     for done, row in enumerate(rows):
         xi, context, curve = table["xi"][row], int(table["N"][row]), str(table["curve"][row])
-        sample = Sample(d, context, prompts, rho, lam)
+        sample = Sample(d, context, prompts, rho, lam, **laws)
         together = curve == "context_and_query"
         xi = float(xi) if curve != "independent" else None
         ours = np.concatenate([
-            _ending(sample, many, xi, together, 1000 + 100 * row + k) for k in range(draws)
+            _ending(sample, many, xi, together, names[row], k) for k in range(draws)
         ])  # fmt: skip
         error = error_of_difference(table["std"][row], table["draws"][row], ours)
-        label = f"{curve}, ξ {table['xi_of_row'][row]:g}, N {context}"
-        cells.add(label, table["mean"][row], ours.mean(), error, control)
+        cells.add(names[row], table["mean"][row], ours.mean(), error, control)
         report((done + 1) / len(rows))
     return Found(
         cells, "independent tokens, N as stated", len(table),
@@ -51,22 +56,20 @@ def correlated(table: PublishedTable, quick: bool, report: Report) -> Found:
     )  # fmt: skip
 
 
-def _ending(sample: Sample, many: int, xi: float | None, together: bool, seed: int) -> np.ndarray:
+def _ending(
+    sample: Sample, many: int, xi: float | None, together: bool, name: str, draw: int
+) -> np.ndarray:
     """The exact test error of the end point of one draw."""
-    keys = jax.random.split(jax.random.key(seed))
-    tasks = pool(many, sample.size, keys[0], sphere=False)
+    seed = seed_of(name, draw)
+    tasks = pool(many, sample, seed)
     train = sample.task(tasks)
     test = train.replace(tasks=Normal())
     if xi is not None and xi > 0:
         train, test = (
             Memory.autoregressive(task, length=xi, query=together) for task in (train, test)
         )
-    rows = label_rows(train, sample.prompts, keys[1])
-    d = sample.size
-    scale = jnp.asarray(np.append(np.full(d, float(d)), 1.0))
-    scaled = Features(rows.statistic * scale, rows.query, rows.target, rows.map)
-    weights = ridge_weights(scaled, sample.penalty / d)[0] * scale[:, None]
-    return np.asarray([float(LabelPopulation(test)(LabelRow(None, weights)))])
+    gamma = fitted(sample, train, jax.random.key(seed))
+    return np.asarray([float(LabelPopulation(test)(model_of(gamma, sample.size)))])
 
 
 def spin_task(size: int, context: int) -> Task:
@@ -81,16 +84,16 @@ def context(table: PublishedTable, quick: bool, report: Report) -> Found:
     size, prompts = int(table.setting("D")), int(table.setting("P"))
     decay = _decay(table)
     draws = 3 if quick else 20
-    rows = list(range(len(table)))
-    if quick and len(rows) > 4:
-        rows = rows[:: math.ceil(len(rows) / 4)]
+    names = [f"N {int(n):05d}" for n in table["N"]]
+    rows = spread_over(names, 4) if quick else list(range(len(table)))
     cells = Cells()
     for done, row in enumerate(rows):
         task = spin_task(size, int(table["N"][row]))
-        ours, wrong = _minima(task, prompts, (decay / 2, decay), draws, row)
+        ours, wrong = _minima(task, prompts, (decay / 2, decay), draws, names[row])
         error = error_of_difference(table["test_std"][row], table["repeats"][row], ours)
-        label = f"N {table['N'][row]:g}"
-        cells.add(label, table["test_mean"][row], ours.mean(), error, wrong.mean())
+        cells.add(
+            f"N {table['N'][row]:g}", table["test_mean"][row], ours.mean(), error, wrong.mean()
+        )
         report((done + 1) / len(rows))
     return Found(
         cells, "the whole weight decay as the ridge constant, instead of half of it", len(table)
@@ -99,22 +102,17 @@ def context(table: PublishedTable, quick: bool, report: Report) -> Found:
 
 def _decay(table: PublishedTable) -> float:
     """Weight decay, which the header states as "weight decay 0.01"."""
-    import re
-
-    found = re.search(r"weight decay (\d[\d.]*\d)", table.header)
-    if found is None:
-        raise ValueError(f"the header of {table.name} states no weight decay")
-    return float(found[1])
+    return table.number(rf"weight decay {NUMBER}", "weight decay")
 
 
 def _minima(
-    task: Task | Memory, prompts: int, penalties: tuple[float, float], draws: int, seed: int,
+    task: Task | Memory, prompts: int, penalties: tuple[float, float], draws: int, name: str,
     other: Task | Memory | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Test errors of ridge minima of several draws, at two penalties or of two tasks."""
     found = []
     for draw in range(draws):
-        key = jax.random.fold_in(jax.random.key(seed), draw)
+        key = jax.random.key(seed_of(name, draw))
         pair = []
         for law, penalty in zip((task, other or task), penalties, strict=True):
             model = ridge(label_rows(law, prompts, key), penalty)
@@ -130,15 +128,15 @@ def token_correlation(table: PublishedTable, quick: bool, report: Report) -> Fou
     prompts, decay = int(table.setting("P")), _decay(table)
     draws = 2 if quick else 6
     groups = table.groups("c")
-    if quick and len(groups) > 4:
-        groups = groups[:: math.ceil(len(groups) / 4)]
+    if quick:
+        groups = [groups[i] for i in spread_over([f"c {c:.6f}" for (c,), _ in groups], 4)]
     cells = Cells()
     for done, ((c,), rows) in enumerate(groups):
         equal = np.full((count + 1, count + 1), c) + (1 - c) * np.eye(count + 1)
         lower = np.linalg.cholesky(equal)
         task = spin_task(size, count)
         ours, wrong = _minima(
-            Memory(task, lower.T @ lower), prompts, (decay / 2, decay / 2), draws, done,
+            Memory(task, lower.T @ lower), prompts, (decay / 2, decay / 2), draws, f"c {c:g}",
             Memory(task, equal),
         )  # fmt: skip
         values = table["test_error"][rows]
