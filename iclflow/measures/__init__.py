@@ -57,3 +57,5 @@ from iclflow.measures.subspace import right_basis as right_basis
 from iclflow.measures.subspace import subspace_distance as subspace_distance
 from iclflow.measures.subspace import subspace_speed as subspace_speed
 from iclflow.measures.subspace import unexplained as unexplained
+from iclflow.measures.turns import Turn as Turn
+from iclflow.measures.turns import turns as turns

@@ -65,7 +65,7 @@ def small_drops(
         raise ValueError("at least 8 times are needed, and they must increase")
     if not np.isfinite(curves).all():
         raise ValueError("the curves must be finite, got NaN or inf; cut them before")
-    clock, sampled = _resampled(time, curves)
+    clock, sampled = on_log_clock(time, curves)
     mean = sampled.mean(axis=0)
     found = _rests(clock, mean)
     rng = np.random.default_rng(seed)
@@ -81,7 +81,7 @@ def small_drops(
     return out
 
 
-def _resampled(time: np.ndarray, curves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def on_log_clock(time: np.ndarray, curves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The curves at even readings of the logarithmic clock, each a mean over its neighbourhood."""
     positive = time > 0
     log, values = np.log(time[positive]), curves[:, positive]

@@ -9,6 +9,7 @@ from iclflow.experiments.field.comparisons.cells import Cells, Check, Found, Rep
 from iclflow.experiments.field.comparisons.reading import NUMBER, PublishedTable
 from iclflow.measures.small_drops import SmallDrop, small_drops
 from iclflow.measures.stages import find_stages
+from iclflow.measures.turns import turns
 from iclflow.tasks.task import Task
 from iclflow.theory.algorithms.bayes import bayes_loss
 
@@ -54,21 +55,77 @@ def development(table: PublishedTable, quick: bool, report: Report) -> Found:
                 (late[0].after if late else float(curves[:, -1].mean())) / zero,
             ),
         ]  # fmt: skip
-        borders = re.search(rf"stages of seed {seed} .*?LR1 0-(\d+), LR2 \d+-(\d+)", table.header)
-        for stage, border in enumerate(borders.groups() if borders else (), start=1):
-            rests = [d.rest for d in found]
-            near = min(rests, key=lambda r: abs(np.log(r / float(border))), default=np.nan)
-            checks.append(Check(
-                f"seed-{seed}-border-{stage}",
-                f"seed {seed}: the rest nearest to the authors' end of LR{stage}, over it", 1.0,
-                near / float(border), 0.3, (late[0].rest if late else np.nan) / float(border),
-            ))  # fmt: skip
+        checks += _plateaus(table, i, seed, said, zero)
+        checks += _borders(table, i, seed, found, late)
     report(1.0)
     return Found(
         cells, "twice the noise variance; the record without its first drop", positions,
         tuple(checks),
         note="the size of the evaluation batches is not stated; that of training is taken",
     )  # fmt: skip
+
+
+def _plateaus(
+    table: PublishedTable, i: int, seed: int, first: SmallDrop | None, zero: float
+) -> list[Check]:
+    """Which algorithm the model is at its first rest and at the end: ŷ = 0, then near ridge.
+
+    Both errors alone say it. By the orthogonality of the Bayes predictor the squared distance to
+    ridge is mse - mse of ridge, and that of ŷ = 0 is the power of ridge's predictions: of the two
+    the ratio is 1 where the model is zero and 0 where it is ridge.
+    """
+    step = table["step"].astype(float)
+    away, mse = (
+        np.mean([table[f"{b}_{n}"][i].mean(axis=1) for b in ("first", "second")], axis=0)
+        for n in ("delta_ridge", "mse")
+    )
+    share = away / (zero - float(np.mean(mse - away)))
+    rest = int(np.argmin(np.abs(step - first.rest))) if first else 0
+    told = "squared distance to ridge, over that of ŷ = 0"
+    return [
+        Check(f"seed-{seed}-is-zero", f"seed {seed}, first rest: {told}", 1.0, float(share[rest]),
+              NEAR, float(share[-1])),
+        Check(f"seed-{seed}-is-ridge", f"seed {seed}, end: {told}", 0.0, float(share[-1]),
+              NEAR, float(share[rest])),
+    ]  # fmt: skip
+
+
+def _borders(
+    table: PublishedTable, i: int, seed: int, found: list[SmallDrop], late: list[SmallDrop]
+) -> list[Check]:
+    """The authors' borders of the stages of a seed, beside rests and turns of a second signal."""
+    said = re.search(
+        rf"stages of seed {seed} .*?LR1 0-(\d+), LR2 \d+-(\d+)(?:, LR3 \d+-(\d+))?", table.header
+    )
+    ends = [float(end) for end in said.groups() if end] if said else []
+    checks = []
+    for stage, end in enumerate(ends[:2], start=1):
+        near = min((d.rest for d in found), key=lambda r: abs(np.log(r / end)), default=0.0)
+        checks.append(Check(
+            f"seed-{seed}-border-{stage}",
+            f"seed {seed}: the rest nearest to the authors' end of LR{stage}, over it", 1.0,
+            near / end, 0.3, (late[0].rest if late else 0.0) / end,
+        ))  # fmt: skip
+    if "llc_mean" not in table.columns or len(ends) < 2:
+        return checks
+    step = table["step"].astype(float)
+    signal = table["llc_mean"][i].astype(float)
+    spread = table["llc_std"][i].astype(float) if "llc_std" in table.columns else None
+    turned = turns(step, signal, spread=spread)
+    # the mistake: the loss instead of a second signal
+    loss = np.mean([table[f"{b}_mse"][i].mean(axis=1) for b in ("first", "second")], axis=0)
+    straight = turns(step, loss)
+    for stage, kind, words in ((2, "maximum", "is largest"), (3, "level", "settles")):
+        if stage <= len(ends):
+            where, wrong = (
+                next((t.time for t in some if t.kind == kind), 0.0) for some in (turned, straight)
+            )
+            checks.append(Check(
+                f"seed-{seed}-coefficient-{stage}",
+                f"seed {seed}: where the learning coefficient {words}, over the authors' end of "
+                f"LR{stage}", 1.0, where / ends[stage - 1], 0.3, wrong / ends[stage - 1],
+            ))  # fmt: skip
+    return checks
 
 
 def _at_zero(found: list[SmallDrop], zero: float) -> float:
