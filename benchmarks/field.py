@@ -1,4 +1,4 @@
-"""How long the ridge end points of `lu_gtask.csv` take at one dimension, beside the authors' time.
+"""The ridge end points of `lu_gtask.csv` at one dimension; and whether a pool is ever transient.
 
 Twelve values of κ with 20 draws each, as the authors made them: those of the table that ships, and
 as many between them. The errors of dMMSE are part of it. The first value of κ is made once before
@@ -6,6 +6,11 @@ the clock starts, so that compiling for other values is counted and starting JAX
 
     python benchmarks/field.py            # d = 64; 73 minutes for the authors
     python benchmarks/field.py 32 --quick
+    python benchmarks/field.py --transient
+
+`--transient` trains one layer of merged attention by the flow of the population on pools of M tasks
+(D = 8, N = 32, eight heads from scale 0.01, to t/τ = 3000), and has the error on new tasks at the
+start, where it is lowest, and at the end, over three seeds.
 """
 
 import argparse
@@ -14,6 +19,8 @@ import time
 
 import jax
 import numpy as np
+
+import iclflow as icl
 
 jax.config.update("jax_enable_x64", True)
 
@@ -45,12 +52,34 @@ def between(table: PublishedTable) -> PublishedTable:
     return dataclasses.replace(table, columns={**table.columns, **changed})
 
 
+def transient(seeds: int = 3) -> None:
+    """Print a row per size of the pool."""
+    new = icl.Task([1.0] * 8, context=32)
+    for many in (2, 4, 8, 16, 64):
+        rows = []
+        for seed in range(seeds):
+            keys = jax.random.split(jax.random.key(seed))
+            pool = new.replace(tasks=icl.Pool(jax.random.normal(keys[0], (many, 8))))
+            model = icl.Merged.initialiser(pool, heads=8, scale=0.01)(keys[1])
+            run = icl.simulate(
+                icl.Population(pool), model, icl.Flow(), until=3000.0, test=icl.Population(new)
+            )
+            error = np.asarray(run["test_loss"]).reshape(len(run.time), -1)[:, 0]
+            low = int(np.argmin(error))
+            rows.append([error[0], error[low], float(run.time[low]), error[-1]])
+        for row in rows:
+            print(f"M = {many}: {row[0]:.3f}, {row[1]:.4f} at t/τ = {row[2]:.0f}, {row[3]:.4f}")
+
+
 def main() -> None:
     """Time both halves and print what the comparison says."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("size", type=int, nargs="?", default=64)
     parser.add_argument("--quick", action="store_true", help="as few draws as the quick form")
+    parser.add_argument("--transient", action="store_true", help="the error on new tasks in time")
     args = parser.parse_args()
+    if args.transient:
+        return transient()
     table = of_size(read_table(HERE / "lu_gtask.csv", ()), args.size)
     first = {name: values[:1] for name, values in table.columns.items()}
     task_gap(dataclasses.replace(table, columns=first), True, lambda _: None)

@@ -69,6 +69,11 @@ def ridge_weights(
     statistic, query, target = (
         a.reshape(-1, a.shape[-1]) for a in (loss.statistic, loss.query, loss.target)
     )
+    if not len(statistic) == len(query) == len(target):
+        raise ValueError(
+            f"one statistic, query and target per prompt are needed, got {len(statistic)}, "
+            f"{len(query)} and {len(target)}"
+        )
     if not bool(jnp.isfinite(target).all()):
         raise ValueError("the targets must be finite, got NaN or inf; leave these prompts out")
     rows, features = len(target), statistic.shape[1] * query.shape[1]

@@ -4,6 +4,7 @@ What the comparisons read from a header and from rows is changed here: sizes, no
 pools, and which rows there are in which order.
 """
 
+import dataclasses
 import re
 
 import numpy as np
@@ -171,6 +172,31 @@ def test_posteriors_of_another_size_and_noise(tmp_path):
     rows[0][1] = "new"
     with pytest.raises(ValueError, match="kind 'new' in row 1; icl or idg is needed"):
         compared(written(tmp_path / "lu_bayes.csv", header, columns, rows))
+
+
+def changed(file, **columns):
+    """A published table with other columns or arrays."""
+    table = read_table(HERE / file, ())
+    return dataclasses.replace(table, columns={**table.columns, **columns})
+
+
+def test_shapes_that_disagree_and_pools_beyond_memory_are_one_line():
+    curves = read_table(HERE / "development_regression.npz", ())
+    cases = {
+        "first_mse of shape": changed(
+            "development_regression.npz", first_mse=curves["first_mse"][:, :5]
+        ),
+        "llc_mean of shape": changed(
+            "development_regression.npz", llc_mean=curves["llc_mean"][:, :5]
+        ),
+        r"keys and queries of shape \(5, 4\)": changed("agf_staircase.json", keys=np.zeros((4, 4))),
+        "pool of 100000000000 tasks need": changed("lu_gtask.csv", K=np.full(18, 1e11)),
+    }
+    for complaint, table in cases.items():
+        file = next(name for name in BY_FILE if name.startswith(table.name))
+        with pytest.raises(ValueError, match=complaint) as found:
+            BY_FILE[file].compare(table, True, lambda _: None)
+        assert "\n" not in str(found.value)
 
 
 def table_of(header):

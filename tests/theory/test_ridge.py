@@ -118,6 +118,7 @@ def test_the_equivalent_is_near_the_ridge_minimum():
     [
         (lambda: ridge_weights(rows(5), -1.0), "at least 0"),
         (lambda: ridge_weights(rows(5), 1.0, method="svd"), "unknown method 'svd'"),
+        (lambda: ridge_weights(rows(5), 1.0, tolerance=0.0), "tolerance must be above 0"),
         (lambda: ridge_weights(icl.Population(TASK), 1.0), "Features or Moments, got Population"),
         (lambda: ridge(icl.Features.sample(TASK, 5, jax.random.key(0)), 1.0), "LabelFeatures"),
         (lambda: ridge_limit(1.0, 1.0, 1.0, -0.1), "noise must be finite and at least 0"),
@@ -130,8 +131,11 @@ def test_bad_input_is_one_line(call, complaint):
     assert "\n" not in str(found.value)
 
 
-def test_nan_labels_are_refused():
+def test_nan_labels_and_shapes_that_disagree_are_refused():
     loss = rows(5)
+    short = icl.Features(loss.statistic, loss.query[:4], loss.target, loss.map)
+    with pytest.raises(ValueError, match="target per prompt are needed, got 5, 4 and 5"):
+        ridge_weights(short, 0.1)
     broken = icl.Features(loss.statistic, loss.query, loss.target.at[0].set(jnp.nan), loss.map)
     with pytest.raises(ValueError, match="targets must be finite"):
         ridge_weights(broken, 0.1)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import xarray as xr
+from matplotlib.ticker import MaxNLocator
 
 from iclflow.experiments.field.comparisons.cells import SOLID_Z, Found, scores
 from iclflow.experiments.field.data import found_in
@@ -55,6 +56,7 @@ def _panel(axes, name: str, found: Found, leftmost: bool) -> None:
     ticks = [t for t in (-1000, -100, -10, -2, 0, 2, 10, 100, 1000) if abs(t) <= reach]
     axes.set_yticks(ticks, [str(t) for t in ticks])
     axes.minorticks_off()
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set_title(title)
     axes.set_xlabel("cell")
     if leftmost:

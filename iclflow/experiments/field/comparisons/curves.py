@@ -18,6 +18,7 @@ NEAR = 0.05  # of a level, that a plateau may be away from it
 
 def development(table: PublishedTable, quick: bool, report: Report) -> Found:
     """Error of the Bayes predictor by position, first small drop, and the algorithm after it."""
+    _require_shapes(table)
     step = table["step"].astype(float)
     ridge = [table[f"{b}_mse"] - table[f"{b}_delta_ridge"] for b in ("first", "second")]
     means = np.stack([r.mean(axis=(0, 1)) for r in ridge]).astype(float)
@@ -63,6 +64,23 @@ def development(table: PublishedTable, quick: bool, report: Report) -> Found:
         tuple(checks),
         note="the size of the evaluation batches is not stated; that of training is taken",
     )  # fmt: skip
+
+
+def _require_shapes(table: PublishedTable) -> None:
+    """Raise `ValueError` unless the arrays belong to the same seeds, steps and positions."""
+    seeds, steps = len(table["seed"]), len(table["step"])
+    known = table["first_mse"].shape
+    for name, values in table.columns.items():
+        curve = name.endswith(("_mse", "_delta_ridge"))
+        if curve and (values.shape != known or values.shape[:2] != (seeds, steps)):
+            raise ValueError(
+                f"{table.name} has {name} of shape {values.shape}; {seeds} seeds, {steps} steps "
+                f"and the same positions in all are needed"
+            )
+        if name.startswith("llc_") and values.shape != (seeds, steps):
+            raise ValueError(
+                f"{table.name} has {name} of shape {values.shape}; {(seeds, steps)} is needed"
+            )
 
 
 def _plateaus(

@@ -17,6 +17,7 @@ from iclflow.experiments.field.comparisons.reading import PublishedTable
 from iclflow.losses.features import Features
 from iclflow.losses.label_rows import label_rows
 from iclflow.models import LabelRow
+from iclflow.tasks.checks import require_memory
 from iclflow.tasks.laws import Pool
 from iclflow.tasks.memory import Memory
 from iclflow.tasks.task import Task
@@ -109,6 +110,7 @@ def pool(
 
     - `spread`: the square roots of the diagonal of C.
     """
+    require_memory(16 * many * sample.size, f"a pool of {many} tasks", "check K of the table")
     drawn = np.random.default_rng(seed).standard_normal((many, sample.size))
     if spread is not None:
         drawn *= spread[None, :]

@@ -25,6 +25,12 @@ def staircase(table: PublishedTable, quick: bool, report: Report) -> Found:
     clock = table.number(rf"SGD, rate {NUMBER}", "rate")
     task = Task.from_covariance(covariance, pairs, normaliser=Normaliser.NONE)
     values, keys, queries = (jnp.asarray(table[n]) for n in ("values", "keys", "queries"))
+    shape = (len(values), len(covariance))
+    if values.ndim != 1 or keys.shape != shape or queries.shape != shape:
+        raise ValueError(
+            f"{table.name} needs keys and queries of shape {shape}, one row per value and one "
+            f"column per input, got {keys.shape} and {queries.shape}"
+        )
     model = Separate(values=values[:, None, None], keys=keys[:, None], queries=queries[:, None])
     # the mistake: 1/N of another convention, which would be the usual one here
     scaled = predict(Task.from_covariance(covariance, pairs), model, probes=0)
