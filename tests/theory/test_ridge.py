@@ -1,5 +1,6 @@
 """The ridge minimum of a sample, in three ways, at the end of a flow, and its limit."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -133,7 +134,7 @@ def test_bad_input_is_one_line(call, complaint):
 
 def test_nan_labels_and_shapes_that_disagree_are_refused():
     loss = rows(5)
-    short = icl.Features(loss.statistic, loss.query[:4], loss.target, loss.map)
+    short = eqx.tree_at(lambda f: f.query, loss, loss.query[:4])
     with pytest.raises(ValueError, match="target per prompt are needed, got 5, 4 and 5"):
         ridge_weights(short, 0.1)
     broken = icl.Features(loss.statistic, loss.query, loss.target.at[0].set(jnp.nan), loss.map)

@@ -45,6 +45,7 @@ def conditional_losses(
       are asked about the same contexts, and the losses have a leading axis.
     - `task`: what the prompts are drawn from, with Gaussian inputs and one context length.
     - `sequences`: how many contexts.
+    - `key`: what they are drawn with.
 
     >>> import jax, iclflow as icl
     >>> new = icl.Task([0.6, 0.3], context=1000, label_noise=0.5, target_noise=0.5)
