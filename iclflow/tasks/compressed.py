@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from iclflow.tasks.base import AbstractTask, Normaliser, Prompt
-from iclflow.tasks.checks import require_size
-from iclflow.tasks.laws import Gaussian
+from iclflow.tasks.checks import require_memory, require_size
+from iclflow.tasks.laws import AbstractTaskVectors, Gaussian, Pool
 from iclflow.tasks.task import ContextLabels, Task
 
 
@@ -101,3 +101,52 @@ def chi_squares(key: PRNGKeyArray, freedom: np.ndarray) -> Float[Array, "*shape"
 @eqx.filter_jit
 def _chi_squares(key: PRNGKeyArray, freedom: Float[Array, " n"]) -> Float[Array, " n"]:
     return 2 * jax.random.gamma(key, freedom / 2)
+
+
+def task_root(task: Task) -> Float[Array, "D D"]:
+    """E diag(λ)^(1/2): inputs are white numbers times its transpose."""
+    return task.basis * jnp.sqrt(task.spectrum)[None, :]
+
+
+def context_statistics(
+    task: Task, count: int, key: PRNGKeyArray
+) -> tuple[Float[Array, "P O D"], Float[Array, "P D D"], Float[Array, "P D O"]]:
+    """W, XᵀX and XᵀY of so many contexts; one program serves all contexts of at least D pairs."""
+    size, pairs = task.size, task.lengths[0]
+    require_memory(24 * count * size**2, f"{count} contexts of {size} inputs", "ask for fewer")
+    keys = jax.random.split(key, 3)
+    vectors = _task_vectors(task.tasks, count, keys[0])
+    squares = diagonal_squares(keys[1], count, size, pairs)
+    contexts = jax.random.split(keys[2], count)
+    short = min(size, pairs)
+    found = _contexts(task_root(task), task.label_noise, short, vectors, contexts, squares)
+    return vectors, *found
+
+
+def _task_vectors(law: AbstractTaskVectors, count: int, key: PRNGKeyArray) -> Float[Array, "P O D"]:
+    if isinstance(law, Pool):  # no program of its own for every size of a pool
+        return law.members[jax.random.randint(key, (count,), 0, len(law.members))]
+    return _sampled(law, jax.random.split(key, count))
+
+
+@eqx.filter_jit
+def _sampled(law: AbstractTaskVectors, keys: Array) -> Float[Array, "P O D"]:
+    return jax.vmap(law.sample)(keys)
+
+
+@eqx.filter_jit
+def _contexts(
+    root: Float[Array, "D D"], noise: Float[Array, ""], short: int,
+    vectors: Float[Array, "P O D"], keys: Array, squares: Float[Array, "P D"],
+) -> tuple[Float[Array, "P D D"], Float[Array, "P D O"]]:  # fmt: skip
+    def one(task: Array, key: PRNGKeyArray, squares: Array) -> tuple[Array, Array]:
+        size, keys = len(root), jax.random.split(key)
+        if short < size:
+            white = jax.random.normal(keys[0], (short, size))
+        else:  # for N = D too, where triangular rows have the same law
+            white = triangular_rows(keys[0], squares)
+        inputs = white @ root.T
+        labels = inputs @ task.T + noise * jax.random.normal(keys[1], (short, len(task)))
+        return inputs.T @ inputs, inputs.T @ labels
+
+    return jax.vmap(one)(vectors, keys, squares)

@@ -20,8 +20,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from iclflow.models import AbstractModel
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.checks import require_size
-from iclflow.tasks.compressed import diagonal_squares, require_compressible, triangular_rows
-from iclflow.tasks.laws import AbstractTaskVectors, Pool
+from iclflow.tasks.compressed import context_statistics, require_compressible, task_root
 from iclflow.theory.algorithms.bayes import NormalBayes, PoolBayes
 from iclflow.theory.algorithms.regression import Ridge
 
@@ -62,24 +61,13 @@ def conditional_losses(
     known = [_require(one) for one in asked]
     if not known:
         raise ValueError("the loss given the context is that of a predictor, got none")
-    size, pairs = plain.size, plain.lengths[0]
     tasks = max(len(p.tasks) if isinstance(p, PoolBayes) else 1 for p in known)
-    block = int(np.clip(AT_ONCE // (tasks * size), 1, count))
-    keys = jax.random.split(key, 3)
-    vectors = _vectors(plain.tasks, count, keys[0])
-    squares = diagonal_squares(keys[1], count, size, pairs)
-    keys = jax.random.split(keys[2], count)
-    law = Law(
-        plain.basis * jnp.sqrt(plain.spectrum)[None, :], plain.label_noise,
-        plain.outputs * plain.target_noise**2, min(size, pairs),
-    )  # fmt: skip
+    block = int(np.clip(AT_ONCE // (tasks * plain.size), 1, count))
+    vectors, grams, crosses = context_statistics(plain, count, key)
+    root, floor = task_root(plain), plain.outputs * plain.target_noise**2
     parts = [slice(start, start + block) for start in range(0, count, block)]
-    # drawing has a program of its own, which does not depend on the pool of a predictor
     found = [
-        _losses(
-            known, law, vectors[some], *_contexts(law, vectors[some], keys[some], squares[some])
-        )
-        for some in parts
+        _losses(known, root, floor, vectors[some], grams[some], crosses[some]) for some in parts
     ]
     losses = jnp.concatenate(found, axis=1)
     return losses[0] if isinstance(predictor, AbstractModel) else losses
@@ -101,58 +89,14 @@ def _require(predictor: AbstractModel) -> Readers:
     return predictor
 
 
-def _vectors(law: AbstractTaskVectors, count: int, key: PRNGKeyArray) -> Float[Array, "P O D"]:
-    if isinstance(law, Pool):  # no program of its own for every size of a pool
-        return law.members[jax.random.randint(key, (count,), 0, len(law.members))]
-    return _drawn(law, jax.random.split(key, count))
-
-
-@eqx.filter_jit
-def _drawn(law: AbstractTaskVectors, keys: Array) -> Float[Array, "P O D"]:
-    return jax.vmap(law.sample)(keys)
-
-
-class Law(eqx.Module):
-    """What contexts are drawn from, apart from the tasks and the number of pairs beyond D.
-
-    - `root`: E diag(λ)^(1/2), the inputs are white numbers times its transpose.
-    - `noise`, `floor`: the deviation of the labels' noise, and what the target's adds to a loss.
-    - `short`: min(N, D), the pairs that are drawn.
-    """
-
-    root: Float[Array, "D D"]
-    noise: Float[Array, ""]
-    floor: Float[Array, ""]
-    short: int = eqx.field(static=True)
-
-
-@eqx.filter_jit
-def _contexts(
-    law: Law, vectors: Float[Array, "P O D"], keys: Array, squares: Float[Array, "P D"]
-) -> tuple[Float[Array, "P D D"], Float[Array, "P D O"]]:
-    """G and C of contexts, from pairs with the law of XᵀX and XᵀY of N."""
-
-    def one(task: Array, key: PRNGKeyArray, squares: Array) -> tuple[Array, Array]:
-        size, keys = len(law.root), jax.random.split(key)
-        if law.short < size:
-            white = jax.random.normal(keys[0], (law.short, size))
-        else:  # for N = D too, where triangular rows have the same law
-            white = triangular_rows(keys[0], squares)
-        inputs = white @ law.root.T
-        noise = law.noise * jax.random.normal(keys[1], (law.short, len(task)))
-        return inputs.T @ inputs, inputs.T @ (inputs @ task.T + noise)
-
-    return jax.vmap(one)(vectors, keys, squares)
-
-
 @eqx.filter_jit
 def _losses(
-    predictors: list[Readers], law: Law, vectors: Float[Array, "P O D"],
-    grams: Float[Array, "P D D"], crosses: Float[Array, "P D O"],
+    predictors: list[Readers], root: Float[Array, "D D"], floor: Float[Array, ""],
+    vectors: Float[Array, "P O D"], grams: Float[Array, "P D D"], crosses: Float[Array, "P D O"],
 ) -> Float[Array, "predictors P"]:  # fmt: skip
     def one(task: Array, gram: Array, cross: Array) -> Float[Array, " predictors"]:
         errors = [context_weights(p, gram, cross) - task for p in predictors]
-        return jnp.stack([jnp.sum((e @ law.root) ** 2) for e in errors]) + law.floor
+        return jnp.stack([jnp.sum((e @ root) ** 2) for e in errors]) + floor
 
     return jax.vmap(one, out_axes=1)(vectors, grams, crosses)
 
