@@ -197,6 +197,8 @@ class Monitor:
         """Choose what to watch.
 
         - `measures`: as for checkpoints, but for those that need the last one.
+        - `rank`: the number of leading singular directions that make a subspace.
+        - `drop`: how many of the largest singular values the marginalised rank leaves out.
         - `matrices`: patterns of names, where the names are of no known family; matrices whose
           smaller side exceeds `largest` are left out.
         - `per_decade`: measured steps in a factor ten of steps.
@@ -206,6 +208,7 @@ class Monitor:
         - `heads`, `config`: the number of heads, or the model's settings that hold it.
         - `stack`: part of the names of the layers to watch, where there are several stacks.
         - `live`: keep a line about the run on the terminal.
+        - `stopwatch`: gives the seconds that the budget is counted in; another clock for tests.
         """
         ahead = [name for name in measures if name in NEED_REFERENCE]
         if ahead:

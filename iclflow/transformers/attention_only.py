@@ -27,6 +27,17 @@ class AttentionOnly(AbstractModel):
     x starts as W_E[token] + W_pos[position]; q, k, v are norm(x) times W_Q, W_K, W_V. The norm is
     the layer norm without parameters, and nothing has a bias, so that all that is learned is in
     QK = W_Q W_Kᵀ and OV = W_V W_O of each head and in the (un)embedding. Works on ONE sequence.
+
+    - `embedding`, `positions`: what the stream starts as, by token and by position.
+    - `query`, `key`, `value`: W_Q, W_K and W_V of every layer and head.
+    - `output`: W_O, from a head back to the stream.
+    - `unembedding`: from the stream to the logits.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from iclflow.transformers import AttentionOnlyInitialiser
+    >>> model = AttentionOnlyInitialiser(8, 6, layers=2, width=4, heads=2)(jax.random.key(0))
+    >>> model(jnp.array([3, 1, 3])).shape
+    (3, 8)
     """
 
     embedding: Float[Array, "V d"]
@@ -156,6 +167,17 @@ class AttentionOnlyInitialiser(AbstractInitialiser):
 
     W_O has a further 1/(2L), so that deeper streams start no larger. Single precision unless said
     otherwise, also where the program's default is double: training gains nothing from more.
+
+    - `vocabulary`, `context`: the number of tokens V and the longest sequence T.
+    - `layers`, `heads`, `width`: L, H and the width d of the stream, a multiple of H.
+    - `embedding_scale`: the standard deviation of the rows of tokens and of positions.
+    - `precision`: the type of the weights.
+
+    >>> import jax
+    >>> from iclflow.transformers import AttentionOnlyInitialiser
+    >>> init = AttentionOnlyInitialiser(8, 6, layers=2, width=4, heads=2)
+    >>> init(jax.random.key(0)).depth
+    2
     """
 
     vocabulary: int = eqx.field(static=True)
@@ -206,21 +228,43 @@ CIRCUITS = ("QK", "OV")
 
 
 class Spectrum(NamedTuple):
-    """Of each head of a model, [circuit, layer, head, ...]: enough for every measure later on."""
+    """Of each head of a model, [circuit, layer, head, ...]: enough for every measure later on.
 
-    values: Float[Array, "*batch C L H e"]  # singular values, largest first
-    basis: Float[Array, "*batch C L H k d"]  # leading right singular vectors, as rows
+    - `values`: the singular values, largest first.
+    - `basis`: the leading right singular vectors, as rows.
+    """
+
+    values: Float[Array, "*batch C L H e"]
+    basis: Float[Array, "*batch C L H k d"]
 
 
 def spectrum(model: AttentionOnly, rank: int) -> Spectrum:
-    """Singular values of QK and OV, and their `rank` leading right singular vectors."""
+    """Singular values of QK and OV, and their `rank` leading right singular vectors.
+
+    - `model`: whose circuits they are.
+    - `rank`: how many vectors are kept.
+
+    >>> import jax
+    >>> from iclflow.transformers import AttentionOnlyInitialiser, spectrum
+    >>> model = AttentionOnlyInitialiser(8, 6, layers=2, width=4, heads=2)(jax.random.key(0))
+    >>> spectrum(model, 1).basis.shape  # circuits, layers, heads, vectors, width
+    (2, 2, 2, 1, 4)
+    """
     leading = jax.vmap(jax.vmap(lambda matrix: matrix.right_svd(rank)))
     found = [leading(circuit) for circuit in model.circuits().values()]
     return Spectrum(*(jnp.stack(part) for part in zip(*found, strict=True)))
 
 
 def effective_ranks(values: Float[Array, "*batch e"]) -> Float[Array, "*batch"]:
-    """exp(-Σ σ̂ ln σ̂) of every head, (15) of Mainali & Teixeira (2025)."""
+    """exp(-Σ σ̂ ln σ̂) of every head, (15) of Mainali & Teixeira (2025).
+
+    - `values`: the singular values, whose shares of their sum are σ̂.
+
+    >>> import jax.numpy as jnp
+    >>> from iclflow.transformers import effective_ranks
+    >>> [round(float(rank), 3) for rank in effective_ranks(jnp.array([[2.0, 2.0], [1.0, 0.0]]))]
+    [2.0, 1.0]
+    """
     flat = jax.vmap(effective_rank)(values.reshape(-1, values.shape[-1]))
     return flat.reshape(values.shape[:-1])
 
@@ -230,7 +274,15 @@ def distances_to_end(
 ) -> Float[Array, "T C L H"]:
     """‖M∞ (I - V Vᵀ)‖_F / ‖M∞‖_F, (16) of Mainali & Teixeira (2025), at each time.
 
-    V are the leading right singular vectors at that time.
+    - `basis`: V, the leading right singular vectors at each time, as `spectrum` gives them.
+    - `final`: the model whose circuits are M∞.
+
+    >>> import jax
+    >>> from iclflow.transformers import AttentionOnlyInitialiser, distances_to_end, spectrum
+    >>> model = AttentionOnlyInitialiser(8, 6, layers=1, width=4, heads=2)(jax.random.key(0))
+    >>> whole = distances_to_end(spectrum(model, 2).basis[None], model)  # heads have rank 2
+    >>> bool((whole < 1e-5).all())
+    True
     """
     of_heads = jax.vmap(jax.vmap(unexplained))
     of_times = jax.vmap(of_heads, in_axes=(None, 0))

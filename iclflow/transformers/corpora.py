@@ -98,8 +98,11 @@ class Repeated(AbstractCorpus):
 class Markov(AbstractCorpus):
     """Markov chains, each with transition probabilities of its own: rows ~ Dirichlet(α, …, α).
 
-    The first token is uniform. What follows a token has to be read off the context. α is a
-    multiple of ½, for which sums of 2α squared Gaussians give the Dirichlet distribution.
+    The first token is uniform. What follows a token has to be read off the context.
+
+    - `vocabulary`, `context`: the number of tokens V and the length T.
+    - `concentration`: α, the smaller, the more certain the transitions are. It is a multiple of ½,
+      for which sums of 2α squared Gaussians give the Dirichlet distribution.
     """
 
     vocabulary: int = eqx.field(static=True)

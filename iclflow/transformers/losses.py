@@ -14,7 +14,10 @@ from iclflow.transformers.corpora import AbstractCorpus
 
 
 class NextToken(AbstractLoss):
-    """-mean ln p(next token | tokens so far), in nats, over all sequences and positions."""
+    """-mean ln p(next token | tokens so far), in nats, over all sequences and positions.
+
+    - `tokens`: the sequences, each with one token more than there are positions.
+    """
 
     tokens: Int[Array, "P n"]  # n = T + 1
 
@@ -49,7 +52,10 @@ def _sample(corpus: AbstractCorpus, key: PRNGKeyArray, count: int) -> Int[Array,
 
 
 class FreshTokens(AbstractLoss):
-    """Each step descends the loss of `size` new sequences; `evaluation` is what is reported."""
+    """Each step descends the loss of `size` new sequences; `evaluation` is what is reported.
+
+    - `corpus`: what the sequences are drawn from.
+    """
 
     stochastic = True
 

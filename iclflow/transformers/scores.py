@@ -21,7 +21,15 @@ from iclflow.transformers.corpora import Repeated
 
 
 def late_loss(losses: Float[Array, "*batch T"]) -> Float[Array, "*batch"]:
-    """The mean loss over the last quarter of the context; to be held against ln V."""
+    """The mean loss over the last quarter of the context; to be held against ln V.
+
+    - `losses`: by position, the last axis.
+
+    >>> import jax.numpy as jnp
+    >>> from iclflow.transformers import late_loss
+    >>> float(late_loss(jnp.array([4.0, 4.0, 3.0, 1.0])))
+    1.0
+    """
     return jnp.mean(losses[..., -(losses.shape[-1] // 4) :], axis=-1)
 
 
@@ -30,29 +38,73 @@ def in_context_score(losses: Float[Array, "*batch T"]) -> Float[Array, "*batch"]
 
     In `Repeated` nothing can have come back within the first eighth, and everything has within
     the last quarter.
+
+    - `losses`: by position, the last axis.
+
+    >>> import jax.numpy as jnp
+    >>> from iclflow.transformers import in_context_score
+    >>> float(in_context_score(jnp.array([4.0, 4.0, 3.0, 1.0])))
+    -3.0
     """
     early = jnp.mean(losses[..., : max(1, losses.shape[-1] // 8)], axis=-1)
     return late_loss(losses) - early
 
 
 def repeats(tokens: Int[Array, " n"]) -> Bool[Array, " T"]:
-    """At which positions the token read, and so the one to predict, was one period ago too."""
+    """At which positions the token read, and so the one to predict, was one period ago too.
+
+    - `tokens`: one sequence that repeats itself, with the last token, which is only predicted.
+
+    >>> import jax.numpy as jnp
+    >>> from iclflow.transformers import repeats
+    >>> repeats(jnp.array([5, 7, 5, 7, 5])).tolist()
+    [False, False, True, True]
+    """
     return jnp.arange(tokens.shape[0] - 1) >= find_period(tokens)
 
 
 def repeated_accuracy(correct: Float[Array, "P T"], tokens: Int[Array, "P n"]) -> Float[Array, ""]:
-    """The share of right predictions where the segment has been seen before."""
+    """The share of right predictions where the segment has been seen before.
+
+    - `correct`: 1 where the prediction is right, by sequence and position.
+    - `tokens`: the sequences.
+
+    >>> import jax.numpy as jnp
+    >>> from iclflow.transformers import repeated_accuracy
+    >>> float(repeated_accuracy(jnp.array([[0.0, 0.0, 1.0, 0.0]]), jnp.array([[5, 7, 5, 7, 5]])))
+    0.5
+    """
     again = jax.vmap(repeats)(tokens)
     return jnp.sum(jnp.where(again, correct, 0)) / jnp.sum(again)
 
 
 def prefix_matching(model: AttentionOnly, tokens: Int[Array, "P n"]) -> Float[Array, "L H"]:
-    """`prefix_matching_score` of every head on given sequences: 1 for a perfect induction head."""
+    """`prefix_matching_score` of every head on given sequences: 1 for a perfect induction head.
+
+    - `model`: whose attention it is.
+    - `tokens`: sequences that repeat themselves.
+
+    >>> import jax
+    >>> from iclflow.transformers import AttentionOnlyInitialiser, Repeated, prefix_matching
+    >>> model = AttentionOnlyInitialiser(8, 8, layers=2, width=4, heads=2)(jax.random.key(0))
+    >>> prefix_matching(model, Repeated(8, 8).batch(jax.random.key(1), 4)).shape
+    (2, 2)
+    """
     return prefix_matching_score(_attention(model, tokens), tokens)
 
 
 def previous_token(model: AttentionOnly, tokens: Int[Array, "P n"]) -> Float[Array, "L H"]:
-    """`previous_token_score` of every head on given sequences."""
+    """`previous_token_score` of every head on given sequences.
+
+    - `model`: whose attention it is.
+    - `tokens`: sequences that repeat themselves.
+
+    >>> import jax
+    >>> from iclflow.transformers import AttentionOnlyInitialiser, Repeated, previous_token
+    >>> model = AttentionOnlyInitialiser(8, 8, layers=2, width=4, heads=2)(jax.random.key(0))
+    >>> previous_token(model, Repeated(8, 8).batch(jax.random.key(1), 4)).shape
+    (2, 2)
+    """
     return previous_token_score(_attention(model, tokens), tokens)
 
 
@@ -77,6 +129,11 @@ def score_series(
 
     Over (`step`, `layer`, `head`): `prefix_matching` and `previous_token`. Of other models give
     their attention to `measures.prefix_matching_score`, and the scores to a `Monitor` as metrics.
+
+    >>> from iclflow.transformers import score_series
+    >>> score_series([])
+    Traceback (most recent call last):
+    ValueError: no checkpoints to score
     """
     if not series:
         raise ValueError("no checkpoints to score")
