@@ -26,7 +26,7 @@ ORDER = (
     "staircase", "merged_and_separate", "early_stopping", "label_noise", "task_covariance",
     "task_diversity", "rich_to_lazy", "softmax_and_linear", "your_own_prompts",
     "prompts_from_a_map", "real_digits", "your_own_model", "own_models", "curriculum",
-    "rate_schedule", "a_sweep", "a_map", "escape_exponent", "curvature",
+    "rate_schedule", "what_a_run_learned", "a_sweep", "a_map", "escape_exponent", "curvature",
     "which_drop_is_in_context", "diagnose_a_checkpoint", "monitor_in_torch",
 )  # fmt: skip
 

@@ -95,7 +95,8 @@ def plot_loss(
 ) -> Axes:
     """Loss against t/τ (steps for optimisers with no clock), dotted levels L(M_m).
 
-    The theory of a run is dashed in the colour of the run.
+    The theory of a run is dashed in the colour of the run. The first four test losses are thin
+    lines in the colour of the run, each with dashes of its own.
 
     - `runs`: a Dataset of `sweep`, or the Trajectory of one `simulate`. More seeds than there are
       colours (seven) are drawn as one pale bundle.
@@ -128,13 +129,16 @@ def plot_loss(
             look = theory_of(COLOURS[i % len(COLOURS)] if i < own else "0.3")
             axes.plot(np.asarray(theory.time), curve, **look)
         axes.plot([], [], label="theory", **theory_of("0.3"))
+    tested = "test_loss" in runs
+    if tested:
+        _plot_tests(axes, clock.values, runs["test_loss"])
     end = float(clock.values[-1])
     axes.set_xlabel(TIME if timed else "training steps")
     axes.set_ylabel(LOSS)
     axes.set_xlim(0, end)
     axes.set_ylim(0, None)
     plot_levels(axes, levels, fontsize=7)
-    if count > 1 or theory is not None:
+    if count > 1 or theory is not None or tested:
         axes.legend(ncols=3, loc="upper right", bbox_to_anchor=(1.0, 0.94))
     if timed and "step" in runs.coords and not np.array_equal(runs["step"], runs["time"]):
         # Under a schedule the two clocks are not proportional.
@@ -143,3 +147,28 @@ def plot_loss(
         top = axes.secondary_xaxis("top", functions=(there, back))
         top.set_xlabel("training steps")
     return axes
+
+
+DASHES = ((0, (6, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 3)))
+
+
+def _plot_tests(axes: Axes, clock: np.ndarray, tests: xr.DataArray) -> None:
+    """Test losses by name and length, each with dashes of its own, in the colours of the runs.
+
+    Of more runs than there are colours the mean is drawn, in grey.
+    """
+    if tests.sizes.get("seed", 1) > len(COLOURS):
+        tests = tests.mean("seed", keep_attrs=True).expand_dims("seed")
+    elif "seed" not in tests.dims:
+        tests = tests.expand_dims("seed")
+    single = tests.sizes["seed"] == 1
+    others = [dim for dim in tests.dims if dim not in ("seed", "time")]
+    cases = tests.stack(case=others) if others else tests.expand_dims("case")
+    for case, dashes in zip(cases.transpose("case", "seed", "time"), DASHES, strict=False):
+        for i, row in enumerate(case.values):
+            colour = "0.35" if single else COLOURS[i]
+            axes.plot(clock, row, color=colour, linewidth=0.8, linestyle=dashes, zorder=1)
+        said = [str(case[dim].item()) for dim in others if tests.sizes[dim] > 1]
+        name = f"test: {', '.join(said)}" if said else "test"
+        axes.plot([], [], color="0.35", linewidth=0.8, linestyle=dashes, label=name)
+    axes.set_ylim(0, 1.3 * axes.get_ylim()[1])  # room for the names above the curves

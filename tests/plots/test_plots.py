@@ -57,3 +57,20 @@ def test_a_legend_has_room_for_any_number_of_seeds(seeds, predicted, names):
     (axes,) = icl.plots.loss(runs, theory=theory if predicted else None).axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == names
     assert len(axes.lines) >= seeds + predicted
+
+
+@pytest.mark.parametrize(("seeds", "colours"), [(1, 1), (3, 3), (30, 1)])
+def test_test_losses_are_drawn_by_name_in_the_colours_of_their_runs(seeds, colours):
+    time = np.arange(5.0)
+    tests = np.ones((seeds, 5, 2)) * [1.0, 4.0]
+    runs = xr.Dataset(
+        {"loss": (("seed", "time"), np.ones((seeds, 5))),
+         "test_loss": (("seed", "time", "test"), tests)},
+        {"time": time, "test": ["longer", "noisy"], "seed": np.arange(seeds)},
+    )  # fmt: skip
+    (axes,) = icl.plots.loss(runs).axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert [label for label in labels if "test" in label] == ["test: longer", "test: noisy"]
+    high = [line for line in axes.lines if np.array_equal(line.get_ydata(), np.full(5, 4.0))]
+    assert len({line.get_color() for line in high}) == len(high) == colours
+    assert axes.get_ylim()[1] > 5  # the names have room above the curves
