@@ -140,6 +140,8 @@ class AbstractPromptLoss(AbstractLoss):
         - `options`: those of `of`; `progress(done, total)` counts prompts.
         """
         task = require_kind("task", task, AbstractTask, "a task")
+        for name, value in (("matched", matched), ("averaged", averaged)):
+            require_kind(name, value, bool, "True or False")
         prompts = PromptSet.sample(task, sequences, key)
         if averaged:
             average = TaskAverage.of(task)

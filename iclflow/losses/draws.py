@@ -134,7 +134,7 @@ class Draws(AbstractLoss):
         return jax.vmap(of_length)(self.matrices, self.white.lengths, self.white.shares)
 
     def admits(self, model: AbstractModel) -> str | None:
-        reason = beyond_layers(model)
+        reason = beyond_layers(model, self.matrices.nbytes)
         if reason is not None:
             return reason
         return misfit(model, *self.dims())

@@ -15,7 +15,7 @@ from iclflow.models import AbstractLinearModel, AbstractModel, Blocks
 from iclflow.models.layers import AbstractLayers
 from iclflow.results.messages import Progress
 from iclflow.tasks.base import Prompt
-from iclflow.tasks.checks import require_memory
+from iclflow.tasks.checks import device_bytes, readable, require_memory
 from iclflow.tasks.own_prompts import Prompts
 from iclflow.tasks.prompts import AbstractPromptSet, PromptSource, as_sets
 
@@ -101,7 +101,7 @@ class Statistics(AbstractPromptLoss):
         return jnp.mean(jnp.sum((self.target - prediction) ** 2, axis=-1))
 
     def admits(self, model: AbstractModel) -> str | None:
-        reason = beyond_layers(model)
+        reason = beyond_layers(model, self.query.nbytes)
         return reason or misfit(model, *self.dims())
 
     def dims(self) -> tuple[int, int]:
@@ -135,10 +135,19 @@ def layer_weights(model: AbstractModel) -> Float[Array, "L O O D D"]:
     return model.reduced_weights()[None]
 
 
-def beyond_layers(model: AbstractModel) -> str | None:
-    """None if Λ̂ and β say all that the model takes from a context, else the reason why not."""
+def beyond_layers(model: AbstractModel, layer: int) -> str | None:
+    """None if Λ̂ and β say all that the model takes from a context, else the reason why not.
+
+    - `layer`: bytes that the gradient keeps of each layer of a stack.
+    """
     if isinstance(model, AbstractLayers):
-        return None
+        needed, free = model.layers * layer, device_bytes()
+        if needed <= free:
+            return None
+        return (
+            f"the gradient of {model.layers:,} layers keeps {readable(needed)}, and "
+            f"{readable(free)} are free; take fewer layers or prompts"
+        )
     if not isinstance(model, AbstractLinearModel):
         return NOT_LINEAR
     if model.blocks is Blocks.FULL:

@@ -136,6 +136,7 @@ REFUSED = {
         ("icl.Moments.sample(task, 10**12, key)", "would repeat themselves"),
         ("icl.Moments.sample(task, 0, key)", "number of sequences"),
         ("icl.Moments.sample([0.7, 0.2], 10, key)", "task must be a task"),
+        ("icl.Sequences.sample(task, 5, key, averaged='yes')", "averaged must be True or False"),
         ("icl.Minibatch(icl.Sequences.sample(task, 5, key), 2.5)", "the batch must be a whole"),
         ("icl.Minibatch(icl.Sequences.sample(task, 5, key), 6)", "between 1 and 5"),
         ("icl.Minibatch(icl.Population(task), 2)", "Features or Sequences"),

@@ -12,6 +12,7 @@ import pytest
 import iclflow as icl
 from iclflow.losses.population import WhiteTask
 from iclflow.losses.wishart import trace_moments, two_layer_noise, two_layer_signal
+from iclflow.models import empty_model
 from iclflow.tasks.base import Normaliser
 from tests.helpers.cases import KEY
 from tests.helpers.stacks import of_matrices, of_steps, value
@@ -443,3 +444,11 @@ def test_select_says_which_level_and_why():
         model = drawn(task, layers)
         choice = icl.select(task, model, p)
         assert choice.build(task, p, KEY).admits(model) is None
+
+
+def test_more_layers_than_memory_holds_are_refused():
+    loss = icl.Draws.sample(WHITE, 1000, KEY)
+    deep = empty_model(icl.Layers.initialiser(WHITE, layers=10**9, heads=1, scale=0.1, tied=True))
+    reason = loss.admits(deep)
+    assert reason is not None
+    assert "the gradient of 1,000,000,000 layers keeps" in reason
