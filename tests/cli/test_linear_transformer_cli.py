@@ -71,7 +71,7 @@ def test_a_mode_that_is_not_worth_learning(capsys):
     [
         (["--spectrum", "1,0", "--context", "8"], "eigenvalues above 0"),
         ([*TASK, "--noise", "0.1"], "noise on the labels"),
-        ([*TASK, "--task-mean", "1,1,1"], "no fixed task and no task mean"),
+        ([*TASK, "--task-mean", "1,1,1"], "no fixed task, no task mean and no sparse tasks"),
         ([*TASK, "--task-covariance", "1,1"], "3 variances"),
         ([*TASK, "--init", "5"], "between 0 and a∞/2"),
         ([*TASK, "--plot", "x.png"], "give --scale"),

@@ -322,7 +322,7 @@ def test_mistakes():
         point.weights(0)
     with pytest.raises(ValueError, match="must share out the modes"):
         point.weights(3, 2, ((0, 1), (1, 2)))
-    with pytest.raises(ValueError, match="1 to 1 a head"):
+    with pytest.raises(ValueError, match="1 to 1 per head"):
         point.weights(3, 1, ((0, 1), (2,)))
     with pytest.raises(ValueError, match="need as many heads"):
         point.weights(2, 2, ((0,), (1,), (2,)))

@@ -44,8 +44,8 @@ export function byLayers(shape, start, loss) {
     residual(loss, M, A);
     flow(shape, y, A, out);
   };
+  /** @type {import("./ode.js").Point} */ let now = { t: 0, y: Float64Array.from(start) };
   let awake = Array(heads).fill(false),
-    now = { t: 0, y: Float64Array.from(start) },
     floor = Infinity,
     first = 0; // gain
   const blocks = (/** @type {number} */ h) => [heads + h * size, heads + (heads + h) * size]; // k and q
