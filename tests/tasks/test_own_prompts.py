@@ -147,7 +147,7 @@ def test_a_bad_file_of_prompts_gets_one_line_and_loses_nothing(
 def test_the_theory_of_prompts_says_that_it_is_of_one_layer(folder, capsys):
     code, out, err = call(capsys, "theory", "--prompts", folder / "mine.npz", "--layers", "2")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "of one layer of attention" in err
+    assert "covers one layer of attention" in err
 
 
 def test_prompts_too_large_for_the_memory_are_refused_before_they_are_read(arrays, monkeypatch):
@@ -193,7 +193,7 @@ def test_the_shell_trains_on_prompts_with_their_theory(folder, tmp_path, monkeyp
     code, out, err = call(capsys, *run, "--theory")
     assert code == 0, err
     found = json.loads(out)
-    assert found["title"].endswith(f"P = {COUNT} of {folder / 'mine.npz'}")
+    assert found["title"].endswith(f"{COUNT} prompts of 9 pairs from {folder / 'mine.npz'}")
     assert found["worst_drop_time_error"] < 0.02
     code, out, err = call(capsys, "theory", *common)
     theory = json.loads(out)
