@@ -225,7 +225,7 @@ def _curves(run: dict[str, np.ndarray], preset: Preset, steps: np.ndarray) -> di
     geometry = _geometry(run["singular_values"], run["bases"], final, preset.kept)
     found |= {name: np.asarray(values, float) for name, values in geometry.items()}
     found["subspace_speed"] = np.full_like(found["subspace_distance"], np.nan)
-    found["subspace_speed"][:, 1:] = found.pop("moved") / log_intervals(steps)
+    found["subspace_speed"][:, 1:] = found.pop("moved") / log_intervals(steps.astype(float))
     norm = run["weight_norm"]
     found["weight_norm"] = norm / norm[:, :1]
     for name in ("embedding_concentration", "unembedding_concentration"):

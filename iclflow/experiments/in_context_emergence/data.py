@@ -387,7 +387,7 @@ def _circuits(runs: xr.Dataset, init: AttentionOnlyInitialiser, steps: np.ndarra
     found = _circuit_measures(values, basis, final_models(variables, init))
     ranks, distances, moved = (np.asarray(part).mean(axis=(-2, -1)) for part in found)
     speeds = np.full_like(ranks, np.nan)  # the first has no checkpoint before it
-    speeds[:, 1:] = moved / log_intervals(steps)[:, None]
+    speeds[:, 1:] = moved / log_intervals(steps.astype(float))[:, None]
     return [ranks, distances, speeds]
 
 

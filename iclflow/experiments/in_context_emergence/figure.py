@@ -36,7 +36,7 @@ def draw_fig5(data: xr.Dataset) -> Picture:
         ):
             row[0].set_ylabel(f"subspace {what}\n{_title(data, which)}")
         for axes in rows[:2].ravel():
-            axes.set_ylim(0.4, 1)
+            axes.set_ylim(0.2, 1)
         for axes in rows[2]:
             axes.set_ylim(0, None)
         _key(rows[0, 0], data)
