@@ -1,37 +1,17 @@
 """`python -m iclflow.checkpoints.convert FILE ...`: PyTorch files as safetensors, beside them.
 
-PyTorch reads them with `weights_only=True`, which runs no code of the file. Of a file that holds
-more than weights, such as one of Lightning, the weights are taken.
+Most need no conversion, since `iclflow.checkpoints` reads the archives that `torch.save` writes.
+This is for plain pickles, as PyTorch wrote them before version 1.6. PyTorch reads them with
+`weights_only=True`, which runs no code of the file. The weights are taken out of what wraps them,
+such as a checkpoint of Lightning.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from iclflow.checkpoints.torch_files import tensors_of
 from iclflow.results.messages import printable
-
-WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights")
-
-
-def tensors_of(found: Any, path: Path | str) -> dict[str, Any]:
-    """The tensors by name, out of whatever they are wrapped in."""
-    for _ in range(3):  # {"state": {"model": {"state_dict": ...}}}
-        if not isinstance(found, Mapping) or any(hasattr(v, "detach") for v in found.values()):
-            break
-        inner = next((found[key] for key in WRAPPERS if isinstance(found.get(key), Mapping)), None)
-        if inner is None:
-            break
-        found = inner
-    tensors = (
-        {k: v for k, v in found.items() if hasattr(v, "detach")}
-        if isinstance(found, Mapping)
-        else {}
-    )
-    if not tensors:
-        keys = list(found)[:8] if isinstance(found, Mapping) else type(found).__name__
-        raise ValueError(f"{path}: no tensors under names, nor under {', '.join(WRAPPERS)}: {keys}")
-    return {str(name): tensor for name, tensor in tensors.items()}
 
 
 def convert(path: Path | str) -> Path:

@@ -1,11 +1,13 @@
-"""Named tensors of one checkpoint, read one at a time: safetensors, NumPy files, arrays.
+"""Named tensors of one checkpoint, one at a time: safetensors, PyTorch and NumPy files, arrays.
 
-Only the tensor that is asked for enters memory. Pickle is never loaded.
+Only the tensor that is asked for enters memory. No pickle is ever loaded: files of `torch.save` are
+read without (`torch_files`).
 """
 
 import abc
 import contextlib
 import functools
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from iclflow.checkpoints.torch_files import AbstractBytes, LocalBytes, TorchArchive, refusal
 from iclflow.results.archives import Archive, map_array
 from iclflow.results.files import (
     field,
@@ -22,7 +25,10 @@ from iclflow.results.files import (
 )
 from iclflow.results.tensors import CheckpointError, open_tensors
 
-PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
+TORCH = (".pt", ".pth", ".bin", ".ckpt")  # endings of files of torch.save
+PICKLES = (*TORCH, ".pkl", ".pickle")
+INDEXES = ("*.safetensors.index.json", "*.bin.index.json")  # the second where there is no first
+BESIDE = re.compile(r"optim|sched|scaler|rng|training_args|random_states")  # no weights
 STORED = ("F64", "F32", "F16", "BF16")  # the types of weights in safetensors
 
 
@@ -126,6 +132,25 @@ class SafetensorsFile(AbstractSource):
         return str(self.path)
 
 
+class TorchFile(AbstractSource):
+    """One file of `torch.save`, here or on a server. Its pickle is followed, never loaded."""
+
+    def __init__(self, parts: AbstractBytes, config: Mapping[str, Any]) -> None:
+        self.archive, self.config = TorchArchive(parts), config
+
+    def names(self) -> list[str]:
+        return list(self.archive.tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.archive.tensors[name].shape
+
+    def read(self, name: str) -> np.ndarray:
+        return widen(self.archive.values(name))
+
+    def where(self, name: str) -> str:
+        return self.archive.label
+
+
 class NumpyArchive(AbstractSource):
     """An `.npz` file; object arrays, which would need pickle, are refused."""
 
@@ -210,7 +235,7 @@ class Shards(AbstractSource):
 
 
 def open_checkpoint(path: str | Path) -> AbstractSource:
-    """One checkpoint: a file, or a folder with safetensors, an `.npz` or `.npy` files.
+    """One checkpoint: a file, or a folder with safetensors, `.npz`, `.npy` or PyTorch files.
 
     - `path`: the file or the folder.
 
@@ -230,13 +255,13 @@ def open_checkpoint(path: str | Path) -> AbstractSource:
     if any(path.glob("adapter_*")):
         raise CheckpointError(str(foreign(path)))
     config = _config(path)
-    index = sorted(path.glob("*.safetensors.index.json"))
+    shards = sorted(path.glob("*.safetensors"))
+    index = sorted(path.glob(INDEXES[0])) or ([] if shards else sorted(path.glob(INDEXES[1])))
     if index:
         with _as_checkpoint_error():
             weights = field(read_object(index[0]), "weight_map", dict, index[0])
             files = {n: str(inside(path, file, index[0])) for n, file in weights.items()}
         return Shards(files, lambda file: _present(file, config), config)
-    shards = sorted(path.glob("*.safetensors"))
     if len(shards) == 1:
         return SafetensorsFile(shards[0], config)
     if shards:
@@ -249,17 +274,29 @@ def open_checkpoint(path: str | Path) -> AbstractSource:
     arrays = sorted(path.glob("*.npy"))
     if arrays:
         return NumpyFolder(arrays, config)
+    pickled = torch_weights(file.name for file in path.iterdir())
+    if len(pickled) == 1:
+        return TorchFile(LocalBytes(path / pickled[0]), config)
+    if len(pickled) > 1:
+        raise CheckpointError(
+            f"{path}: {len(pickled)} PyTorch files ({', '.join(pickled[:4])}); name the one to read"
+        )
     raise CheckpointError(
         foreign(path)
-        or f"{path}: no checkpoint here; needed .safetensors (or its index), one .npz, or .npy "
-        f"files"
+        or f"{path}: no checkpoint here; needed .safetensors (or its index), one .npz, .npy files "
+        f"or one file of torch.save"
     )
+
+
+def torch_weights(names: Iterable[str]) -> list[str]:
+    """The names that files of PyTorch with weights have; not those of optimisers and the like."""
+    return sorted(n for n in names if n.endswith(TORCH) and BESIDE.search(n) is None)
 
 
 def foreign(folder: Path) -> str | None:
     """What a folder holds that is not read, and how it becomes what is; None if nothing is known.
 
-    Pickles are never loaded, and sharded formats need the library that wrote them.
+    Plain pickles are never loaded, and sharded formats need the library that wrote them.
     """
     names = sorted(p.name for p in folder.iterdir())
     if any(name.startswith("adapter_") for name in names):
@@ -284,37 +321,38 @@ def foreign(folder: Path) -> str | None:
     return None if pickle is None else refusal(folder / pickle)
 
 
-def _present(file: str, config: Mapping[str, Any]) -> SafetensorsFile:
+def _present(file: str, config: Mapping[str, Any]) -> AbstractSource:
     if not Path(file).exists():
         raise FileNotFoundError(file)
+    if file.endswith(TORCH):
+        return TorchFile(LocalBytes(Path(file)), config)
     return SafetensorsFile(Path(file), config)
 
 
 def _open_file(path: Path) -> AbstractSource:
+    config = _config(path.parent)
+    if path.suffix in TORCH:
+        return TorchFile(LocalBytes(path), config)
     if path.suffix in PICKLES:
         raise CheckpointError(refusal(path))
-    config = _config(path.parent)
     if path.suffix == ".safetensors":
         return SafetensorsFile(path, config)
     if path.suffix == ".npz":
         return NumpyArchive(path, config)
-    if path.name.endswith(".safetensors.index.json"):
+    if any(path.match(pattern) for pattern in INDEXES):
         return open_checkpoint(path.parent)
-    raise CheckpointError(f"{path}: not a checkpoint; needed .safetensors or .npz")
-
-
-def refusal(path: str | Path) -> str:
-    """Why a pickle is not loaded, and the command that converts it."""
-    return (
-        f"{path}: a pickle can run code when it is loaded, so it is refused; convert it to "
-        f"safetensors once, where PyTorch is: python -m iclflow.checkpoints.convert "
-        f"{shlex.quote(str(path))}"
+    raise CheckpointError(
+        f"{path}: not a checkpoint; needed .safetensors, .npz or a file of torch.save"
     )
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
-    file = folder / "config.json"
-    return read_json(file) if file.exists() else {}
+    """The settings of the model, which lie beside its checkpoints or their folder."""
+    beside = [folder, folder.parent] if folder.name == "checkpoints" else [folder]
+    file = next(
+        (place / "config.json" for place in beside if (place / "config.json").exists()), None
+    )
+    return {} if file is None else read_json(file)
 
 
 def read_json(file: Path) -> Mapping[str, Any]:

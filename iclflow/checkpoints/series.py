@@ -20,12 +20,15 @@ import xarray as xr
 from jaxtyping import Array
 
 from iclflow.checkpoints.files import (
+    INDEXES,
     PICKLES,
+    TORCH,
     AbstractSource,
     CheckpointError,
     foreign,
     open_checkpoint,
     read_json,
+    torch_weights,
 )
 from iclflow.checkpoints.layouts import Layout, find_layout
 from iclflow.checkpoints.measures import CIRCUITS, DEFAULT_MEASURES, Plan, Table
@@ -84,8 +87,9 @@ def step_said(path: Path) -> int | None:
 def find_series(*paths: str | Path) -> list[Checkpoint]:
     """The checkpoints under these paths, in order of their step.
 
-    - one folder: its sub-folders, or its files, with a step in their name. Of a Trainer's folder
-      the `checkpoint-*`, and the weights beside them where its state says they are later;
+    - one folder: its sub-folders, or its files, with a step in their name, or those of its folder
+      `checkpoints`. Of a Trainer's folder the `checkpoint-*`, and the weights beside them where its
+      state says they are later;
     - a pattern: `runs/step*/model.safetensors` or `runs/step{step}.npz`, where the step is the
       part that varies (`{step}`, or the first `*`);
     - several paths: one checkpoint each.
@@ -153,8 +157,12 @@ def _inside(path: Path) -> list[tuple[int, Path]]:
         if not saved or (last is not None and last > max(saved)[0]):
             saved.append((last or 0, path))
         return saved
-    files = [p for p in path.iterdir() if p.suffix in WEIGHTS and step_of(p.name) is not None]
+    files = [p for p in path.iterdir() if _weighs(p) and step_of(p.name) is not None]
     chosen = folders if folders else files
+    if not chosen and (path / "checkpoints").is_dir():
+        return _inside(path / "checkpoints")
+    if not chosen and torch_weights(p.name for p in path.iterdir()):
+        return [(step_said(path) or 0, path)]
     if not chosen:
         raise CheckpointError(
             foreign(path)
@@ -162,6 +170,11 @@ def _inside(path: Path) -> list[tuple[int, Path]]:
             f"step512.npz)"
         )
     return [(_step(p), p) for p in chosen]
+
+
+def _weighs(file: Path) -> bool:
+    """Whether a file has weights, by its name: a Trainer's rng_state_0.pth has none."""
+    return file.suffix in WEIGHTS and (file.suffix not in TORCH or bool(torch_weights([file.name])))
 
 
 def has_checkpoints(folder: Path) -> bool:
@@ -176,7 +189,7 @@ def _holds_weights(folder: Path) -> bool:
 
 def _is_checkpoint(folder: Path) -> bool:
     """Whether a folder is itself one checkpoint rather than a series."""
-    if any(folder.glob("*.safetensors.index.json")) or any(folder.glob("*.npy")):
+    if any(any(folder.glob(pattern)) for pattern in (*INDEXES, "*.npy")):
         return True
     files = [*folder.glob("*.safetensors"), *folder.glob("*.npz")]
     shards = [file for file in files if re.search(r"-\d+-of-\d+\.", file.name)]

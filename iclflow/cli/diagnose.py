@@ -41,15 +41,16 @@ EXAMPLES = """examples:
   iclflow diagnose trainer_output --plot run.png                     # weights, loss and stages
   iclflow diagnose 'checkpoints/step*/model.safetensors' --plot heads.png --keep-going
   iclflow diagnose --hf EleutherAI/pythia-70m --revisions step0,step512,step143000
+  iclflow diagnose --hf NeelNanda/Attn_Only_2L512W_C4_Code --files 'checkpoints/*.pth'
 
-Checkpoints: safetensors or NumPy, 22 families of names. Pickles are never loaded.
+Checkpoints: safetensors, PyTorch or NumPy, 22 families of names. Pickles are never loaded.
 """
 
 
 # Options that concern one kind of input alone, and what they are where they are not given.
 RUN = {"samples": 2000, "test_context": None, "test_spectrum": None, "test_scale": 1.0}
-SERIES = {"hf": None, "revisions": None, "measures": None, "subspace": 8, "stack": None}
-SERIES |= {"show": None, "keep_going": False, "log": None, "column": None}
+SERIES = {"hf": None, "revisions": None, "files": None, "measures": None, "subspace": 8}
+SERIES |= {"stack": None, "show": None, "keep_going": False, "log": None, "column": None}
 CURVE = {"rate": None, "starts": 32, "convention": "iclflow", "floor": 0.0, "column": None}
 CURVE |= {"early": None, "late": None, "positions": None, "metrics": None, "scores": None}
 THEORY = {name: None for name, (_, about) in FIELDS.items() if about.group in (TASK, MODEL)}
@@ -81,6 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     series = parser.add_argument_group("checkpoints")
     series.add_argument("--hf", metavar="OWNER/MODEL", help="checkpoints of the Hugging Face Hub")
     series.add_argument("--revisions", type=names, help="which of them, e.g. step0,step512")
+    series.add_argument("--files", type=names, metavar="PATTERN",
+                        help="or its files in one revision, e.g. 'checkpoints/*.pth'")  # fmt: skip
     series.add_argument(
         "--measures", type=names, help="what to measure, e.g. norm,effective_rank,stable_rank"
     )
@@ -135,8 +138,11 @@ def run(args: argparse.Namespace) -> int:
     if args.hf is not None:
         if args.paths:
             raise ValueError("give paths or --hf, not both")
-        if not args.revisions:
-            raise ValueError("--hf needs --revisions, for example --revisions step0,step512")
+        if not args.revisions and not args.files:
+            raise ValueError(
+                "--hf needs --revisions, for example --revisions step0,step512, or --files, for "
+                "example --files 'checkpoints/*.pth'"
+            )
         prepare(args, "checkpoints", SERIES, {"heads": None})
         return diagnose_checkpoints(args)
     if not args.paths:
@@ -521,7 +527,7 @@ def diagnose_checkpoints(args: argparse.Namespace) -> int:
     from iclflow import checkpoints
 
     if args.hf is not None:
-        series = checkpoints.hub_series(args.hf, args.revisions)
+        series = checkpoints.hub_series(args.hf, args.revisions or ("main",), files=args.files)
     else:
         series = checkpoints.find_series(*args.paths)
     measures = args.measures or checkpoints.DEFAULT_MEASURES

@@ -1,11 +1,13 @@
 """Measures over series of checkpoints, on disk and streamed from a hub."""
 
+import dataclasses
 import functools
 import http.server
 import importlib
 import inspect
 import json
 import re
+import shutil
 import sys
 import threading
 import types
@@ -22,9 +24,13 @@ from iclflow.checkpoints import (
     hub_series,
     mark_stages,
     measure_series,
+    torch_files,
 )
 from iclflow.checkpoints import hub as remote
+from iclflow.checkpoints.files import TorchFile
 from iclflow.checkpoints.hub import INDEX
+from tests.helpers.attention_only import RECORDED, TOKENS
+from tests.helpers.commands import call
 from tests.helpers.written_checkpoints import (
     HEADS,
     LAYERS,
@@ -35,6 +41,7 @@ from tests.helpers.written_checkpoints import (
     neox,
     save,
     shard,
+    write_torch,
 )
 
 
@@ -306,7 +313,7 @@ class FakeHub(types.ModuleType):
     def __init__(self, root: Path, address: str) -> None:
         super().__init__("huggingface_hub")
         self.root, self.address = root, address
-        self.alive, self.most, self.fetched = set(), 0, []
+        self.alive, self.most, self.fetched, self.listed = set(), 0, [], 0
         self.__path__ = []
 
     @staticmethod
@@ -316,13 +323,16 @@ class FakeHub(types.ModuleType):
     def list_repo_files(self, repo_id, *, revision=None, repo_type=None, token=None):
         if not (self.root / revision).exists():
             raise RuntimeError(f"404 Client Error. Revision {revision} not found\nmore lines")
-        return sorted(p.name for p in (self.root / revision).iterdir())
+        self.listed += 1
+        found = (p for p in (self.root / revision).rglob("*") if p.is_file())
+        return sorted(p.relative_to(self.root / revision).as_posix() for p in found)
 
     def hf_hub_url(self, repo_id, filename, *, revision=None):
         return f"{self.address}/{revision}/{filename}"
 
     def hf_hub_download(self, repo_id, filename, *, revision=None, local_dir=None, token=None):
         target = Path(local_dir) / filename
+        target.parent.mkdir(exist_ok=True)
         target.write_bytes((self.root / revision / filename).read_bytes())
         self.fetched.append((repo_id, revision, filename))
         self.alive = {p for p in self.alive | {Path(local_dir)} if p.exists()}
@@ -373,9 +383,9 @@ def test_only_the_tensors_asked_for_are_transferred(hub, server):
 
 def test_a_token_is_not_taken_to_another_host(hub, server):
     there = hub.root / "step0"
-    moved = remote.RemoteFile(
-        f"{server.address}/step0/moved", {"Authorization": "Bearer secret"}, "moved", {}
-    )
+    secret = {"Authorization": "Bearer secret"}
+    parts = remote.RemoteBytes(f"{server.address}/step0/moved", secret, "moved")
+    moved = remote.RemoteFile(parts, {})
     assert "embed" in moved.names()
     assert server.asked_by == "Bearer secret"
     elsewhere = server.address.replace("127.0.0.1", "localhost")
@@ -387,10 +397,12 @@ def test_a_token_is_not_taken_to_another_host(hub, server):
     secure = urllib.request.Request("https://hub/x", headers={"Authorization": "Bearer secret"})
     assert redirect(secure, None, 302, "", {}, "http://hub/x").headers == {}  # in the clear
     (there / "short.safetensors").write_bytes(b"123")
+    short = remote.RemoteBytes(f"{server.address}/step0/short.safetensors", {}, "short")
     with pytest.raises(CheckpointError, match="short: truncated or not a safetensors file"):
-        remote.RemoteFile(f"{server.address}/step0/short.safetensors", {}, "short", {})
+        remote.RemoteFile(short, {})
+    gone = remote.RemoteBytes(f"{server.address}/step0/gone", {}, "gone")
     with pytest.raises(CheckpointError, match="gone: HTTP Error 404"):
-        remote.RemoteFile(f"{server.address}/step0/gone", {}, "gone", {})
+        remote.RemoteFile(gone, {})
 
 
 def test_revisions_stream_with_two_on_disk_at_most(hub, tmp_path, server):
@@ -475,13 +487,95 @@ def test_an_index_on_the_hub_stays_in_its_repository(hub, name):
     assert {file for _, _, file in hub.fetched} <= {"config.json", INDEX}
 
 
+# --- the hub: files of torch.save -----------------------------------------------------------------
+
+
+@pytest.fixture
+def attention_only(hub):
+    """A repository with all checkpoints in one revision, as the public attention-only models."""
+    shutil.copytree(RECORDED, hub.root / "main")
+    return "checkpoints/*.pth"
+
+
+def test_files_of_one_revision_are_a_series(capsys, hub, server, attention_only):
+    series = hub_series("someone/model", files=[attention_only])
+    assert [checkpoint.step for checkpoint in series] == list(TOKENS)
+    found, local = measure_series(series), measure_series(find_series(RECORDED))
+    for name in local.data_vars:
+        np.testing.assert_array_equal(found[name], local[name])
+    assert {name for _, _, name in hub.fetched} == {"config.json"}
+    command = ("diagnose", "--hf", "someone/model", "--files", attention_only, "--json")
+    code, out, err = call(capsys, *command)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["steps"] == list(TOKENS)
+    server.ranges = False  # whole files, in their folder
+    again = measure_series(hub_series("someone/model", files=["checkpoints/tokens_0000*"]))
+    np.testing.assert_array_equal(again["norm"], local["norm"])
+    assert hub.most == 2
+
+
+def test_only_the_bytes_of_a_tensor_are_transferred(hub, server):
+    """Of a file of 4 MB: its two ends, and then each tensor with at most its header."""
+    tensors = lens(np.random.default_rng(0))[0]
+    tensors = {"before": np.zeros((500, 500)), **tensors, "after": np.zeros((500, 500))}
+    path = hub.root / "step0" / "pytorch_model.bin"
+    (hub.root / "step0" / "model.safetensors").unlink()
+    write_torch(path, tensors)
+    url = f"{server.address}/step0/pytorch_model.bin"
+    server.sent = 0
+    source = TorchFile(remote.RemoteBytes(url, {}, "remote"), {})
+    assert server.sent == 2 * torch_files.END
+    for name in sorted(tensors)[2:]:
+        before = server.sent
+        np.testing.assert_array_equal(source.read(name), tensors[name])
+        assert 0 <= server.sent - before - tensors[name].nbytes <= 30 + 20 + torch_files.PADDING
+    rows = tensors["after"][400:402]  # a part of a storage that begins far from its header
+    source.archive.tensors["rows"] = dataclasses.replace(
+        source.archive.tensors["after"], shape=(2, 500), offset=400 * 500
+    )
+    before = server.sent
+    np.testing.assert_array_equal(source.read("rows"), rows)
+    assert server.sent - before <= rows.nbytes + 30 + 20 + torch_files.PADDING
+    server.sent = 0
+    data = measure_series(hub_series("repo", ["step0"]), measures=["norm"])  # read, and checked
+    assert data.sizes["layer"] == LAYERS
+    assert server.sent < 4 * torch_files.END + 20_000
+
+
+def test_a_tensor_is_transferred_once_while_its_checkpoint_is_open(hub, server):
+    [checkpoint] = hub_series("repo", ["step0"])
+    with checkpoint.open() as source:
+        name = source.names()[0]
+        first, sent = source.read(name), server.sent
+        np.testing.assert_array_equal(source.read(name), first)
+        assert server.sent == sent
+
+
+def test_files_that_are_no_series_are_named(hub, attention_only):
+    with pytest.raises(
+        CheckpointError, match=r"no file matches \*\.pt; there are 4 files of weight"
+    ):
+        hub_series("someone/model", files=["*.pt"])
+    with pytest.raises(CheckpointError, match=r"config\.json: no step in the name"):
+        hub_series("someone/model", files=["config*"])
+    with pytest.raises(CheckpointError, match="files of one revision at a time, got main, step0"):
+        hub_series("someone/model", ["main", "step0"], files=["*"])
+    shutil.copy(hub.root / "main" / "types.pth", hub.root / "main" / "step0.pth")
+    with pytest.raises(CheckpointError, match=r"step 0 appears more than once: someone/model@main"):
+        hub_series("someone/model", files=[attention_only, "step0.pth"])
+    with pytest.raises(
+        CheckpointError, match=r"single file of torch.save \(step0.pth, types.pth\)"
+    ):
+        measure_series(hub_series("someone/model", ["main"]))
+
+
 def test_revisions_that_fail(hub, tmp_path):
     with pytest.raises(CheckpointError, match=r"repo@step7: 404 Client Error[^\n]*$"):
         measure_series(hub_series("repo", ["step7"]))
     (hub.root / "step1" / "model.safetensors").unlink()
     series = hub_series("repo", ["step0", "step1"])
-    with pytest.raises(CheckpointError, match=r"repo@step1: no safetensors file, only pickles"):
-        measure_series(series)
+    with pytest.raises(CheckpointError, match=r"repo@step1 pytorch_model.bin: no zip archive.*E$"):
+        measure_series(series)  # a few bytes that are no weights
     assert measure_series(series, keep_going=True).sizes["step"] == 1
 
 

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from iclflow.checkpoints import CheckpointError, find_layout, open_checkpoint
 from iclflow.checkpoints.convert import main as convert_main
-from iclflow.checkpoints.convert import tensors_of
+from iclflow.checkpoints.torch_files import tensors_of
 from tests.helpers.written_checkpoints import (
     FAMILIES,
     HEADS,
@@ -244,7 +244,7 @@ def test_the_printed_command_converts_a_pickle(tmp_path, name):
     tensors = {"h.weight": weight, "tied": weight, "turned": weight.T}
     (tmp_path / "a folder").mkdir()
     path = tmp_path / "a folder" / name
-    torch.save(WRAPPED[name](tensors), path)
+    torch.save(WRAPPED[name](tensors), path, _use_new_zipfile_serialization=False)
     with pytest.raises(CheckpointError, match="so it is refused") as refused:
         open_checkpoint(path)
     command = str(refused.value).partition("where PyTorch is: ")[2]

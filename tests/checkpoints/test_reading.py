@@ -26,7 +26,7 @@ from iclflow.results.netcdf import load
 from iclflow.runs.folder import RunFolder
 from iclflow.study.study import read_toml
 from tests.helpers.commands import call, problem
-from tests.helpers.written_checkpoints import lens, llama, save, write_safetensors
+from tests.helpers.written_checkpoints import lens, llama, save, write_safetensors, write_torch
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -327,6 +327,7 @@ def kinds_of_files(folder):
     tensors, config = llama(rng)
     save(folder / "run" / "step1", tensors, config | {"num_hidden_layers": 2})
     np.savez(folder / "step1.npz", **lens(rng)[0])
+    write_torch(folder / "step1.pth", lens(rng)[0])
     (folder / "t").mkdir()
     save(folder / "t", tensors, config)
     history = [{"step": s, "loss": 1 / (1 + s)} for s in steps]
@@ -342,7 +343,7 @@ def kinds_of_files(folder):
     shutil.copyfile(DATA / "events.out.tfevents.scalars", folder / "events.out.tfevents.1")
     diagnose = {
         "run/step1/model.safetensors": "run", "run/step1/config.json": "run",
-        "step1.npz": "step1.npz", "t/model.safetensors.index.json": "t",
+        "step1.npz": "step1.npz", "step1.pth": "step1.pth", "t/model.safetensors.index.json": "t",
         "t/trainer_state.json": "t", "t/config.json": "t", "a.csv": "a.csv", "a.jsonl": "a.jsonl",
         "a.json": "a.json", "a.log": "a.log", "events.out.tfevents.1": "events.out.tfevents.1",
     }  # fmt: skip
@@ -383,7 +384,7 @@ def damage(capsys, folder, seed, count):
 
 
 def test_damaged_files_of_every_kind_get_one_line(capsys, tmp_path):
-    damage(capsys, tmp_path / "files", seed=0, count=66)
+    damage(capsys, tmp_path / "files", seed=0, count=72)
 
 
 @pytest.mark.slow

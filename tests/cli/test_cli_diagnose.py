@@ -406,7 +406,7 @@ def test_what_cannot_be_diagnosed(capsys, tmp_path):
     (tmp_path / "step1.pt").write_bytes(b"x")
     assert "safetensors" in refused(capsys, "diagnose", tmp_path / "step1.pt")
     assert "name a run" in refused(capsys, "diagnose")
-    assert "--revisions" in refused(capsys, "diagnose", "--hf", "a/b")
+    assert "--revisions step0,step512, or --files" in refused(capsys, "diagnose", "--hf", "a/b")
     assert "not both" in refused(capsys, "diagnose", "x", "--hf", "a/b", "--revisions", "step0")
     assert "no such file" in refused(capsys, "diagnose", tmp_path / "nothing")
     assert "a run: one file" in refused(capsys, "diagnose", "a.nc", "b.nc")

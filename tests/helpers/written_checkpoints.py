@@ -1,6 +1,8 @@
 """Small checkpoints in the real formats and under the real names, for the tests to write."""
 
 import json
+import struct
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -103,3 +105,54 @@ def shard(folder: Path, tensors, config):
     index = {"weight_map": {name: file for file, inside in parts.items() for name in inside}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "config.json").write_text(json.dumps(config))
+
+
+STORAGES = {"float64": "DoubleStorage", "float32": "FloatStorage", "bool": "BoolStorage"}
+
+
+def text(word: str) -> bytes:
+    """Instructions of a pickle that leave a text."""
+    return b"X" + struct.pack("<I", len(word.encode())) + word.encode()
+
+
+def number(value: int) -> bytes:
+    """Instructions of a pickle that leave a whole number."""
+    return b"J" + struct.pack("<i", value)
+
+
+def row(values) -> bytes:
+    """Instructions of a pickle that leave a tuple of whole numbers."""
+    return b"(" + b"".join(map(number, values)) + b"t"
+
+
+def torch_tensor(key, storage, count, shape, strides, offset=0) -> bytes:
+    """Instructions of a pickle that describe a tensor as `torch.save` does."""
+    place = b"(" + text("storage") + b"ctorch\n" + storage.encode() + b"\n" + text(key)
+    place += text("cpu") + number(count) + b"tQ"
+    view = place + number(offset) + row(shape) + row(strides) + b"\x89ccollections\nOrderedDict\n)R"
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + view + b"tR"
+
+
+def torch_dict(**entries: bytes) -> bytes:
+    """A whole pickle that leaves a dictionary of what the instructions make."""
+    return b"\x80\x02}(" + b"".join(text(k) + v for k, v in entries.items()) + b"u."
+
+
+def write_archive(path: Path, program: bytes, order=b"little", pack=zipfile.ZIP_STORED, **members):
+    """A zip archive as `torch.save` lays it out; the storages by the names of their members."""
+    with zipfile.ZipFile(path, "w", pack) as archive:
+        archive.writestr("archive/data.pkl", program)
+        archive.writestr("archive/byteorder", order)
+        for key, content in members.items():
+            archive.writestr(f"archive/data/{key}", content)
+
+
+def write_torch(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    """The format of `torch.save` by its own description, without PyTorch."""
+    described, members = {}, {}
+    for number_, (name, tensor) in enumerate(tensors.items()):
+        steps = [n // tensor.itemsize for n in np.ascontiguousarray(tensor).strides]
+        storage = STORAGES[str(tensor.dtype)]
+        described[name] = torch_tensor(f"m{number_}", storage, tensor.size, tensor.shape, steps)
+        members[f"m{number_}"] = tensor.tobytes()
+    write_archive(path, torch_dict(**described), **members)
