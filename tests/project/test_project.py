@@ -86,7 +86,8 @@ def test_one_version():
 
 
 def test_every_contract_is_public():
-    inside = {"AbstractLeg", "AbstractRun", "AbstractCells", "AbstractBytes"}  # not what a user extends
+    # not what a user extends
+    inside = {"AbstractLeg", "AbstractRun", "AbstractCells", "AbstractBytes"}
     for path in sorted((ROOT / "iclflow").rglob("*.py")):
         room = path.relative_to(ROOT / "iclflow").parts[0]
         for name in re.findall(r"^class (Abstract\w+)", path.read_text("utf-8"), flags=re.M):
