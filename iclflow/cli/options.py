@@ -54,13 +54,12 @@ def check_outputs(
 ) -> None:
     """Refuse, before any work, what could not or should not be written after it.
 
-    - `args`: the options of a command. Its `out`, `plot` and `history` are looked at where it has
-      them.
-    - `endings`: the endings that --out may have; --plot and --history are pictures.
+    - `args`: the options of a command. Its `out` and `plot` are looked at where it has them.
+    - `endings`: the endings that --out may have; --plot is a picture.
     - `inputs`: files that the command reads, and must not overwrite.
     """
     taken = {Path(path).resolve(): "is read" for path in inputs}
-    for name, allowed in (("out", endings), ("plot", PICTURES), ("history", PICTURES)):
+    for name, allowed in (("out", endings), ("plot", PICTURES)):
         path = getattr(args, name, None)
         if path is None:
             continue

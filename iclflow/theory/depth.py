@@ -148,15 +148,6 @@ def tied_curvature(size: int, context: int) -> float:
     return -4 * float(moments[2] - 2 * Fraction(g) * moments[3] + Fraction(g) ** 2 * moments[4])
 
 
-def second_gain_ratio(size: int, context: int) -> float:
-    """Growth rate of an idle layer at the one-layer optimum, over that at zero, white (D19).
-
-    It is m_3/m_2² - 1, which is (D + 1)/N to leading order.
-    """
-    _, _, second, third = trace_moments(size, context, 3)
-    return float(third / second**2 - 1)
-
-
 def beyond_two_layers(task: Task) -> str | None:
     """None where the theory of two layers covers a task, else the reason why not."""
     reason = beyond_white(task)

@@ -10,7 +10,6 @@ import jax
 import pytest
 
 import iclflow as icl
-from iclflow.bench import PARTS
 from iclflow.cli import main
 from iclflow.cli.reproduce import alone_in
 from iclflow.tasks.checks import UNKNOWN, available_bytes
@@ -479,7 +478,6 @@ LINES = [
     (["simulate", "--from", "both.toml"], "states scale twice"),
     (["simulate", "--dim=--"], "--dim=-- has no value"),
     (["simulate", *TINY, "--steps", "5", "--out", "loop.nc"], "link that leads to itself"),
-    (["bench", "--from", "damaged.json"], "a measurement is damaged"),
 ]  # fmt: skip
 
 
@@ -490,7 +488,6 @@ def test_a_command_that_cannot_be_meant_is_refused_in_one_line(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "both.toml").write_text("init = 0.1\nscale = 0.2\nsteps = 5\n")
     (tmp_path / "loop.nc").symlink_to("loop.nc")
-    (tmp_path / "damaged.json").write_text(json.dumps(dict.fromkeys(PARTS, 3)))
     code, out, err = command(capsys, *line)
     assert (code, out) == (2, "")
     assert word in err

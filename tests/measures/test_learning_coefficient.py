@@ -236,6 +236,8 @@ def test_gradient_noise_is_the_covariance_of_drawn_minibatches():
     expected = np.cov(gradients, rowvar=False, bias=True)
     np.testing.assert_allclose(found.covariance, expected, atol=1e-12)
     np.testing.assert_allclose(found.trace, np.trace(expected), atol=1e-12)
+    signal = np.sum(gradients.mean(axis=0) ** 2)
+    np.testing.assert_allclose(found.noise_scale, 2 * np.trace(expected) / signal, rtol=1e-9)
     run = icl.simulate(
         icl.Minibatch(whole, 2), model, icl.Descent(0.1), saveat=[0], record=["gradient_noise"]
     )

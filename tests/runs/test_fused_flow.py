@@ -118,7 +118,8 @@ def test_the_stabilised_step_is_stable_as_far_as_is_said():
         grown, *_ = step(functools.partial(np.multiply, z), np.ones_like(z), z, 1.0, float)
         assert (np.abs(grown[z > -pair.REACH]) <= 1 + 1e-12).all()
         assert np.abs(grown[-1]) > 1
-    assert 4 * tsit5.REACH / (len(tsit5.A) - 1) < rock4.REACH / rock4.STAGES
+    slopes = len(rock4.RECURRENCE) + len(rock4.A) + 1  # per step: the last is the first of the next
+    assert 4 * tsit5.REACH / (len(tsit5.A) - 1) < rock4.REACH / slopes
 
 
 @COMPILER

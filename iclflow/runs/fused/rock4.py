@@ -33,6 +33,5 @@ OTHER = [
 ]
 # The error of a step, estimated: h Σ_j ERROR[j] k_j.
 ERROR = [a - b for a, b in zip(OTHER, [*END, 0.0], strict=True)]
-STAGES = len(RECURRENCE) + len(A) + 1  # slopes per step: the last one is the first of the next
 ORDER = 4
 REACH = 19.7  # of the stable interval

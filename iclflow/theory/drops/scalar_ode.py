@@ -172,16 +172,6 @@ def mid_drop_time(initial: ArrayLike, gain: ArrayLike, curvature: ArrayLike) -> 
     return jnp.where(g > 0, elapsed, jnp.inf)
 
 
-KAPPA = float(
-    1 / X_MID
-    - (
-        math.log((1 + X_MID + X_MID**2) / (1 - X_MID) ** 2) / 6
-        - math.atan((2 * X_MID + 1) / ROOT3) / ROOT3
-    )
-    + F_ZERO
-)  # blow-up minus mid-drop, in units c/g: 1.253391
-
-
 def paper_duration(value: ArrayLike, gain: ArrayLike) -> Float[Array, "..."]:
     """(68)(73): a plateau lasts about τ/(g |v|), v of the next head when the plateau begins.
 
