@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 
 import jax
@@ -25,7 +26,6 @@ from iclflow.runs import sweep as sweeps  # noqa: E402
 from iclflow.runs.cluster import local_client  # noqa: E402
 from iclflow.runs.store import Store  # noqa: E402
 from iclflow.sweeps.design import Design, run  # noqa: E402
-from iclflow.sweeps.examples.base import Example  # noqa: E402
 
 SMALL = {"steps": 2000, "rate": 0.2, "scale": 0.07, "save": "linear:50"}
 FOLDER = Path(tempfile.mkdtemp())
@@ -95,7 +95,8 @@ def workers() -> None:
 def bookkeeping() -> None:
     """The share of the atlas that is not computing its cells."""
     spent, write = {"compute": 0.0, "write": 0.0}, Store.write
-    design = Example.read("atlas").design()
+    atlas = Path(__file__).parents[1] / "examples" / "sweeps" / "atlas.toml"
+    design = Design.of(**tomllib.loads(atlas.read_text(encoding="utf-8"))["sweep"])
 
     def counted(name, function):
         def inner(*args):

@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from iclflow.cli.options import add_force, check_outputs, positive, print_json
+from iclflow.cli.options import positive, print_json
 
 EVERY = 30.0  # seconds between two lines of progress, where stderr is no terminal
 
@@ -29,7 +29,6 @@ EXAMPLES = """examples:
   iclflow sweep design.toml --set seeds=16 --out s.zarr
   iclflow sweep design.toml --out s.zarr --scheduler tcp://10.0.0.1:8786
   iclflow plot s.zarr --x scale --y drop_times
-  iclflow sweep --example rich-to-lazy --plot lazy.png
 
 Values of a setting: a list, {log = [1e-3, 1], count = 7} (linear, range), or a law,
 {loguniform = [0.01, 0.1]} (uniform, normal, choice) with draws = 100. zip = [["scale", "rate"]]
@@ -48,9 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="NAME=VALUE", dest="changed",
         help="change an entry of the design; the value is TOML, numbers with commas, or plain text",
     )  # fmt: skip
-    parser.add_argument(
-        "--example", metavar="NAME", help="run a design of the package: " + ", ".join(shipped())
-    )
     parser.add_argument(
         "--out", type=Path, metavar="FILE.zarr", help="the store that the runs go into"
     )
@@ -71,8 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scheduler", metavar="ADDRESS", help="a Dask cluster, or its scheduler file"
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="the picture of an example")
-    add_force(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -82,32 +76,13 @@ def run(args: argparse.Namespace) -> int:
 
     began = time.perf_counter()
     check(args)
-    if args.example is None:
-        design, example = Design.read(args.design, changed(args.changed)), None
-    else:
-        from iclflow.sweeps.examples.base import Example
-
-        example = Example.read(args.example)
-        design = example.design(changed(args.changed))
-    return carry_out(args, design, example, began)
-
-
-def shipped() -> list[str]:
-    """The names of the examples, without importing anything."""
-    folder = Path(__file__).parents[1] / "sweeps" / "examples"
-    return sorted(file.stem for file in folder.glob("*.toml"))
+    return carry_out(args, Design.read(args.design, changed(args.changed)), began)
 
 
 def check(args: argparse.Namespace) -> None:
     """Refuse options that do not go together."""
-    if (args.design is None) == (args.example is None):
-        raise ValueError("give a design, for example design.toml, or --example NAME")
-    if args.example is not None:
-        args.out = args.out or Path(f"{args.example}.zarr")
-        args.plot = args.plot or args.out.with_suffix(".png")
-    elif args.plot is not None:
-        raise ValueError("--plot draws an example; draw a store with iclflow plot")
-    check_outputs(argparse.Namespace(plot=args.plot, force=args.force), ())
+    if args.design is None:
+        raise ValueError("give a design, for example design.toml")
     if args.out is None and not args.dry_run:
         raise ValueError("give --out FILE.zarr, the store, or --dry-run")
     if args.out is not None and args.out.suffix != ".zarr":
@@ -136,7 +111,7 @@ def toml(value: str, otherwise: Any) -> Any:
         return otherwise
 
 
-def carry_out(args: argparse.Namespace, design: Any, example: Any, began: float) -> int:
+def carry_out(args: argparse.Namespace, design: Any, began: float) -> int:
     """Run a design into --out, or say what it would take."""
     from iclflow.runs.sweep import estimate, into_store
 
@@ -158,17 +133,9 @@ def carry_out(args: argparse.Namespace, design: Any, example: Any, began: float)
         return 130
     from iclflow.runs.store import load
 
-    store = load(args.out, check=False)
-    found, more = outcome(store) | {"out": str(args.out)}, []
-    if example is not None:
-        from iclflow.results.pictures import save_figure
-
-        answer = example.answer(store, design)
-        save_figure(example.figure(answer), args.plot)
-        found |= {"plot": str(args.plot), "found": answer.numbers}
-        more = [example.question, *answer.lines, f"wrote {args.plot}"]
+    found = outcome(load(args.out, check=False)) | {"out": str(args.out)}
     found["seconds"] = time.perf_counter() - began
-    report(args, found, [*lines(found), *more])
+    report(args, found, lines(found))
     return 0
 
 
@@ -260,8 +227,6 @@ def lines(found: dict[str, Any]) -> list[str]:
         "reasons",
         "engines",
         "out",
-        "plot",
-        "found",
         "seconds",
     )
     ended = [f"{count:,} {name.replace('_', ' ')}" for name, count in found.items()

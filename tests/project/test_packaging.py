@@ -153,7 +153,8 @@ def test_the_wheel_is_whole_and_works_where_no_source_is(tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "there")}
-    for command in ("explore --no-browser --out page.html", "sweep --example atlas --dry-run"):
+    (empty / "design.toml").write_text("[sweep]\nsteps = 4\n", encoding="utf-8")
+    for command in ("explore --no-browser --out page.html", "sweep design.toml --dry-run"):
         words = [sys.executable, "-m", "iclflow", *command.split()]
         subprocess.run(words, cwd=empty, env=environment, check=True)
     assert "<html" in (empty / "page.html").read_text(encoding="utf-8")
