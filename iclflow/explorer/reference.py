@@ -15,7 +15,7 @@ import iclflow
 from iclflow.diagnosis.identify import identify
 from iclflow.dynamics import stable_rate
 from iclflow.losses import Moments
-from iclflow.models import AbstractLinearModel, AbstractModel, Layers, Merged
+from iclflow.models import AbstractLinearModel, AbstractModel, Merged
 from iclflow.results.files import write_text
 from iclflow.runs.record import recorded_models
 from iclflow.study.study import Settings, Study
@@ -121,7 +121,7 @@ def _theory(study: Study, model: AbstractModel, runs: Any) -> dict[str, Any]:
         start = np.full(task.size, study.settings.scale**2)
         times = np.sort(DecoupledFlow(modes).drop_times(start))
         return {"levels": (2 * plateau_losses(modes)).tolist(), "times": {"transformer": times}}
-    if isinstance(model, Layers):
+    if model.depth > 1:
         found = predict(task, model, probes=0)
         rate = float(stable_rate(study.loss, model))
         times = {"layers": found.times.tolist()}

@@ -225,7 +225,7 @@ class LabelFeatures(AbstractFeatureMap):
         return prompt.second_moment[prompt.inputs.shape[1]]
 
     def weights(self, model: AbstractModel) -> Float[Array, "O K D"]:
-        if isinstance(model, LabelRow):
+        if isinstance(model, LabelRow):  # the one model that is this row and has no other weights
             return model.matrix[None]
         assert isinstance(model, AbstractLinearModel)
         weights = model.reduced_weights()[:, 0]
@@ -267,12 +267,10 @@ class TwoLayerFeatures(AbstractFeatureMap):
         return jnp.concatenate([correlation, products.reshape(-1)])
 
     def weights(self, model: AbstractModel) -> Float[Array, "O K D"]:
-        if isinstance(model, AbstractLayers):
-            first, second = model.matrices()[:, 0, 0]
-        else:  # one layer is a second one of zeros
-            assert isinstance(model, AbstractLinearModel)
-            first = model.reduced_weights()[0, 0]
-            second = jnp.zeros_like(first)
+        assert isinstance(model, AbstractLayers | AbstractLinearModel)
+        matrices = model.matrices()[:, 0, 0]
+        first = matrices[0]
+        second = matrices[1] if len(matrices) > 1 else jnp.zeros_like(first)
         products = pack_dual(-jnp.einsum("de,fc->defc", first, second))
         return jnp.concatenate([first + second, products.reshape(-1, len(first))])[None]
 

@@ -19,7 +19,7 @@ from iclflow.losses.commuting import (
 )
 from iclflow.losses.features import ReducedFeatures, refusal
 from iclflow.losses.wishart import two_layer_noise, two_layer_signal
-from iclflow.models import AbstractLinearModel, AbstractModel, Blocks, Layers, Steps
+from iclflow.models import AbstractLayers, AbstractLinearModel, AbstractModel, Blocks, Steps
 from iclflow.results.display import eigenvalues
 from iclflow.tasks.base import AbstractTask, Normaliser
 from iclflow.tasks.laws import Gaussian
@@ -252,15 +252,15 @@ class Population(AbstractLoss):
 
     def __call__(self, model: AbstractModel) -> Float[Array, ""]:
         self.require(model)
-        if isinstance(model, Steps):
+        if isinstance(model, Steps):  # its closed form is in the rates, not in the matrices
             assert self.white is not None
             shared = self.rules is not None and model.steps.shape[-1] == 1
             return self.white.steps(model.rates(), self.rules if shared else None)
-        if isinstance(model, Layers):
-            if model.layers == 2:
-                assert self.white is not None
-                return self.white.two_layers(model.matrices()[:, 0, 0])
-            model = model.layer(0)
+        if model.depth == 2:
+            assert self.white is not None
+            assert isinstance(model, AbstractLayers)
+            return self.white.two_layers(model.matrices()[:, 0, 0])
+        model = model.single()
         assert isinstance(model, AbstractLinearModel)
         weights = ReducedFeatures().weights(model)
         return self.power + bilinear_form(weights, self.second, self.covariance, self.cross)
@@ -268,14 +268,14 @@ class Population(AbstractLoss):
     def admits(self, model: AbstractModel) -> str | None:
         if isinstance(model, Steps):
             return misfit(model, *self.dims()) or self._beyond_steps(model)
-        if isinstance(model, Layers) and model.layers > 1:
+        if model.depth > 1:
             unfit = misfit(model, *self.dims())
             if unfit is not None:
                 return unfit
-            if model.layers > 2:
+            if model.depth > 2:
                 return (
                     f"the closed form covers any weights of one or two layers, got "
-                    f"{model.layers}; use Draws.sample(task, 1000, key)"
+                    f"{model.depth}; use Draws.sample(task, 1000, key)"
                 )
             if self.white is None:
                 return (
@@ -283,8 +283,7 @@ class Population(AbstractLoss):
                     "made by the task; use Draws or Statistics"
                 )
             return None
-        if isinstance(model, Layers):
-            model = model.layer(0)
+        model = model.single()
         if isinstance(model, AbstractLinearModel) and model.blocks is Blocks.FULL:
             return (
                 "the closed form covers frozen zero blocks; freeze them, or use "

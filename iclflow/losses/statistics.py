@@ -129,10 +129,8 @@ def statistics_bytes(sizes: Sizes, sequences: int) -> int:
 
 def layer_weights(model: AbstractModel) -> Float[Array, "L O O D D"]:
     """M_l of every layer of a model that `beyond_layers` admits."""
-    if isinstance(model, AbstractLayers):
-        return model.matrices()
-    assert isinstance(model, AbstractLinearModel)
-    return model.reduced_weights()[None]
+    assert isinstance(model, AbstractLayers | AbstractLinearModel)
+    return model.matrices()
 
 
 def beyond_layers(model: AbstractModel, layer: int) -> str | None:
@@ -140,7 +138,7 @@ def beyond_layers(model: AbstractModel, layer: int) -> str | None:
 
     - `layer`: bytes that the gradient keeps of each layer of a stack.
     """
-    if isinstance(model, AbstractLayers):
+    if isinstance(model, AbstractLayers):  # the gradient of one layer alone keeps nothing
         needed, free = model.layers * layer, device_bytes()
         if needed <= free:
             return None

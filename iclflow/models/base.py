@@ -137,6 +137,15 @@ class AbstractModel(Displayed):
         found = self.as_attention()
         return () if found is None else (found,)
 
+    @property
+    def depth(self) -> int:
+        """How many attention layers those are. Nothing is computed for models of the library."""
+        return len(self.attention_layers())
+
+    def single(self) -> "AbstractModel":
+        """The one layer of a stack of one, by itself; every other model as it is."""
+        return self
+
     def dims(self) -> tuple[int, int] | None:
         """(D, O), the inputs and outputs of the prompts that it predicts on, where it knows them.
 
@@ -220,6 +229,10 @@ class AbstractLinearModel(AbstractModel):
     def reduced_weights(self) -> Float[Array, "O O D D"]:
         """M[o, p, d, c], the weights on β_p[d] x_q[c]: T with only the label blocks kept."""
 
+    def matrices(self) -> Float[Array, "L O O D D"]:
+        """`reduced_weights` of every layer, as a stack of layers has them; here of the one."""
+        return self.reduced_weights()[None]
+
     def reduce(self) -> Self:
         """The same weights without trained zero blocks; the model itself if it has none."""
         return self
@@ -254,6 +267,10 @@ class AbstractAttention(AbstractLinearModel):
 
     def as_attention(self) -> "AbstractAttention":
         return self
+
+    @property
+    def depth(self) -> int:
+        return 1
 
     def dims(self) -> tuple[int, int]:
         return self.input_size, self.values.shape[-1]

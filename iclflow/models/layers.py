@@ -200,6 +200,13 @@ class Layers(AbstractLayers):
     def attention_layers(self) -> tuple[AbstractAttention, ...]:
         return tuple(self.layer(index) for index in range(self.layers))
 
+    @property
+    def depth(self) -> int:
+        return self.layers
+
+    def single(self) -> AbstractModel:
+        return self.layer(0) if self.layers == 1 else self
+
     def at_minimum(self, weights: Float[Array, "O O D D"]) -> Self:
         """Every layer takes the best step of one layer.
 

@@ -35,6 +35,10 @@ class AbstractNetwork(AbstractLinearModel):
     def blocks(self) -> Blocks:
         return Blocks.FROZEN
 
+    @property
+    def depth(self) -> int:
+        return 1
+
     @classmethod
     @abc.abstractmethod
     def from_attention(cls, model: Any) -> Self:

@@ -81,6 +81,10 @@ class Softmax(AbstractModel):
     def as_attention(self) -> AbstractAttention:
         return self.attention
 
+    @property
+    def depth(self) -> int:
+        return 1
+
     def at_minimum(self, weights: Float[Array, "O O D D"]) -> Self:
         return type(self)(self.attention.at_minimum(weights), self.query_key)
 

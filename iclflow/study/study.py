@@ -43,7 +43,6 @@ from iclflow.models import (
     AbstractInitialiser,
     AbstractModel,
     Blocks,
-    Layers,
     draw_models,
     empty_model,
 )
@@ -350,7 +349,7 @@ class Settings(Fields):
         if self.loss == "auto":
             if self.batch is None or automatic.level != "moments":
                 return automatic
-            level = "statistics" if isinstance(model, Layers) else "features"
+            level = "statistics" if model.depth > 1 else "features"
             return Choice(level, "minibatches need single sequences", automatic.features)
         if automatic.level == "sequences" and self.loss in ("features", "moments"):
             raise ValueError(f"{self.loss} do not fit: {automatic.reason}; use sequences")
@@ -434,7 +433,7 @@ def _flow_solver(loss: AbstractLoss, model: AbstractModel) -> Any:
 
     Two layers with a small init scale are stiff long before their last drop.
     """
-    if not isinstance(model, Layers) or model.layers == 1 or not isinstance(loss, Population):
+    if model.depth <= 1 or not isinstance(loss, Population):
         return None
     from iclflow.dynamics.rosenbrock import Rosenbrock  # loads Diffrax, which only a flow needs
 
@@ -686,8 +685,7 @@ class Study:
         if reason is None:
             seeds = [self.settings.seed]
             source, model = next(iter(self.sources(seeds))), next(iter(self._starts(seeds)))
-            deep = isinstance(model, Layers) and model.layers > 1
-            reason = ENGINES[deep].admits(source, model)
+            reason = ENGINES[model.depth > 1].admits(source, model)
         return reason or "no engine predicts this run"
 
     def sources(self, seeds: Iterable[int]) -> Iterator[Any]:

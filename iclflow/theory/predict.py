@@ -23,7 +23,6 @@ from iclflow.models import (
     AbstractLinearModel,
     AbstractModel,
     Blocks,
-    Layers,
     Merged,
     Separate,
 )
@@ -211,8 +210,6 @@ class LayerStairs(AbstractEngine):
     quick = False
 
     def admits(self, source: Source | Quadratic, model: AbstractModel) -> str | None:
-        if not isinstance(model, Layers) or model.layers == 1:
-            return f"it predicts two layers or more, got {type(model).__name__}"
         return not_stacked(source, model)
 
     def __call__(
@@ -430,7 +427,7 @@ def predict(
         )
     chosen = select(source, model) if engine is None else engine
     if chosen is None:
-        engine = ENGINES[isinstance(model, Layers) and model.layers > 1]
+        engine = ENGINES[model.depth > 1]
         reason = engine.admits(source, model)
         raise ValueError(reason)
     return chosen(source, model, probes=probes)

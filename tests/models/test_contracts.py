@@ -102,7 +102,7 @@ def test_the_minimum_has_the_weights_asked_for(name):
     assert (found is None) == name.startswith(NO_MINIMUM)
     layers = () if found is None else found.attention_layers()
     assert found is None or layers
-    assert len(layers) == len(model.attention_layers())
+    assert len(layers) == len(model.attention_layers()) == model.depth
     for layer in layers:
         np.testing.assert_allclose(layer.reduced_weights(), wanted, rtol=1e-12, atol=1e-12)
 

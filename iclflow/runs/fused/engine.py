@@ -308,7 +308,7 @@ def why_not(
         return reason
     if engine == VMAP:
         return NEEDED["gpu" if jax.default_backend() == "gpu" else "cpu"]
-    if not isinstance(dynamics, Flow) and marks[-1] >= OFFSETS:
+    if dynamics.whole and marks[-1] >= OFFSETS:
         return "a fused loop makes fewer than 2^31 steps"
     try:
         program = fused.program(parts, record)

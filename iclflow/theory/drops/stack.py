@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from iclflow.losses import AbstractLoss, Population
-from iclflow.models import Layers, Merged, Separate
+from iclflow.models import AbstractModel, Layers, Merged, Separate
 from iclflow.tasks.base import AbstractTask
 from iclflow.theory.drops.quadratic import AbstractMatrixLoss, Weights, rank, separate_weights
 
@@ -50,8 +50,10 @@ def _of_layers(
     return loss(Layers(stack=stack, layers=layers, tied=tied))
 
 
-def not_stacked(source: object, model: Layers) -> str | None:
+def not_stacked(source: object, model: AbstractModel) -> str | None:
     """Why the staircase of layers on a source is not known; None if it is."""
+    if not isinstance(model, Layers) or model.layers == 1:
+        return f"it predicts two layers or more, got {type(model).__name__}"
     if not isinstance(model.stack, Separate):
         return f"the staircase covers separate key and query, got {type(model.stack).__name__}"
     if isinstance(source, AbstractTask):
@@ -86,7 +88,7 @@ class Stack(AbstractMatrixLoss):
     offset: Float[np.ndarray, "l D D"] | None = None
 
     @classmethod
-    def of(cls, source: object, model: Layers) -> "Stack":
+    def of(cls, source: object, model: AbstractModel) -> "Stack":
         """The loss of a task's population, or a given one, for layers like those of a model.
 
         - `source`: a `Task` whose population has a closed form, or a loss that admits the model.
@@ -97,6 +99,7 @@ class Stack(AbstractMatrixLoss):
             raise ValueError(reason)
         loss = Population(source) if isinstance(source, AbstractTask) else source
         assert isinstance(loss, AbstractLoss)
+        assert isinstance(model, Layers)
         numbers = jax.tree.map(jnp.asarray, loss)
         return cls(numbers, model.dims()[0], model.layers, model.tied)
 
@@ -173,9 +176,9 @@ class Stack(AbstractMatrixLoss):
             result[:, block, :, block] = blocks[:, block]
         return result.reshape(len(blocks), self.size, self.size)
 
-    def weights(self, model: Layers) -> tuple[Weights, Int[np.ndarray, " H"] | None]:
+    def weights(self, model: AbstractModel) -> tuple[Weights, Int[np.ndarray, " H"] | None]:
         """v, k and q of all heads, layer after layer, and the block of each."""
-        parts = [separate_weights(model.layer(block)) for block in range(self.blocks)]
+        parts = [separate_weights(layer) for layer in model.attention_layers()[: self.blocks]]
         v, k, q = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         block = np.repeat(np.arange(self.blocks), len(parts[0][0]))
         return (v, k, q), None if self.tied else block

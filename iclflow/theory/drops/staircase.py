@@ -18,7 +18,7 @@ import numpy as np
 import scipy
 from jaxtyping import Bool, Float, Int
 
-from iclflow.models import AbstractModel, Layers
+from iclflow.models import AbstractModel
 from iclflow.theory.drops.base import Curve, Times
 from iclflow.theory.drops.dormant import DormantHeads
 from iclflow.theory.drops.head_flow import HeadFlow, States
@@ -696,12 +696,12 @@ def staircase(source: Source | Quadratic, model: AbstractModel, *, probes: int =
     True
     """
     block = None
-    if isinstance(model, Layers) and model.layers > 1:
+    if model.depth > 1:
         loss = Stack.of(source, model)
         weights, block = loss.weights(model)
     else:
         loss = Quadratic.of(source)
-        weights = separate_weights(model.layer(0) if isinstance(model, Layers) else model)
+        weights = separate_weights(model.single())
     if weights[1].shape[2] * loss.blocks != loss.size:
         raise ValueError(
             f"the model has {weights[1].shape[2]} inputs and the loss {loss.size // loss.blocks}; "

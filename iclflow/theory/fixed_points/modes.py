@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from iclflow.losses import AbstractLoss, Population
-from iclflow.models import AbstractModel, Layers, Merged
+from iclflow.models import AbstractModel, Merged
 from iclflow.tasks.base import AbstractTask
 from iclflow.tasks.checks import require_size
 from iclflow.tasks.task import Task
@@ -382,7 +382,7 @@ def visited_levels(source: Any, model: AbstractModel) -> Float[np.ndarray, " m"]
     >>> len(icl.theory.visited_levels(task, start)), len(icl.theory.plateau_losses(task))
     (2, 3)
     """
-    if isinstance(model, Layers) and model.layers > 1:
+    if model.depth > 1:
         return np.zeros(0)
     levels = np.asarray(plateau_losses(source))
     visited = list(model.visits(len(levels) - 1))
