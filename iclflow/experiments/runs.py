@@ -39,14 +39,6 @@ def at(models: Any, index: int) -> Any:
     return jax.tree.map(lambda a: take(a) if eqx.is_array(a) else a, models)
 
 
-def trained(*problem: Any, **options: Any) -> dict[str, np.ndarray]:
-    """What a `sweep` recorded, by name; Ctrl-C is raised, as half a run settles no claim."""
-    runs = sweep(*problem, **options)
-    if np.any(runs["result"] == INTERRUPTED):
-        raise KeyboardInterrupt
-    return {str(name): variable.values for name, variable in runs.items()}
-
-
 def train(*problem: Any, **options: Any) -> xr.Dataset:
     """What `sweep` returns, labels and all; Ctrl-C is raised, as half a run settles no claim."""
     runs = sweep(*problem, **options)
@@ -80,19 +72,6 @@ def checkpointed(folder: Path | None, tensors: Callable[[Any], Any]) -> dict[str
     if folder is None:
         return {}
     return {"store": folder, "observers": [Snapshots(folder, tensors)]}
-
-
-def labelled(
-    variables: Mapping[str, Variable], coordinates: Mapping[str, Any], settings: Mapping[str, Any]
-) -> xr.Dataset:
-    """A Dataset with long names and provenance; the settings are attributes too."""
-    data = {
-        name: (dims, np.asarray(values), {"long_name": about, "units": "1"})
-        for name, (dims, values, about) in variables.items()
-    }
-    plain = {k: v for k, v in settings.items() if isinstance(v, str | int | float)}
-    plain = {k: int(v) if isinstance(v, bool) else v for k, v in plain.items()}
-    return xr.Dataset(data, dict(coordinates), attrs={**stamp(settings), **plain})
 
 
 def drop_counts(time: np.ndarray, losses: np.ndarray) -> list[int]:

@@ -14,7 +14,7 @@ import xarray as xr
 from iclflow.experiments.base import Function
 from iclflow.experiments.field.comparisons.cells import Check, Found
 from iclflow.experiments.field.comparisons.reading import HERE, PublishedTable, read_table
-from iclflow.experiments.runs import Variable, labelled
+from iclflow.experiments.runs import Variable, finished, named
 from iclflow.results.messages import Progress
 
 
@@ -221,7 +221,8 @@ def as_dataset(found: Sequence[tuple[str, Found, float]], settings: dict) -> xr.
         }
         for name, one, _ in found
     }  # fmt: skip
-    return labelled(variables, coordinates, {**settings, "told": json.dumps(told)})
+    data = xr.Dataset(named(variables), coordinates)
+    return finished(data, {**settings, "told": json.dumps(told)})
 
 
 def found_in(data: xr.Dataset) -> list[tuple[str, Found, float]]:

@@ -23,7 +23,7 @@ import xarray as xr
 from jaxtyping import Array, Float
 
 from iclflow.dynamics import Adam, Descent
-from iclflow.experiments.runs import Variable, checkpointed, finished, named, trained
+from iclflow.experiments.runs import Variable, called, checkpointed, finished, named, train
 from iclflow.linalg import FactoredMatrix
 from iclflow.measures import (
     change_time,
@@ -119,22 +119,14 @@ def compute(
     return finished(data, settings)
 
 
-def _measured(run: dict[str, np.ndarray], preset: Preset) -> xr.Dataset:
+def _measured(run: xr.Dataset, preset: Preset) -> xr.Dataset:
     """The curves of one task, when they change, and how the weight norm bends."""
-    steps = marks(preset.steps)
-    variables = _curves(run, preset, steps)
-    bases = run["bases"]
-    variables |= _times(
-        steps, variables, lambda seed, last: np.asarray(_distances_to(bases[seed], last))
+    curves, bases = _curves(run, preset), run["bases"].values
+    data = curves.assign_coords(measure=list(MEASURES), end=list(ENDS))
+    data = data.assign(
+        named(_times(curves, lambda seed, last: np.asarray(_distances_to(bases[seed], last))))
     )
-    variables |= _norm_curvature(steps, variables["weight_norm"][1])
-    coordinates = {
-        "step": ("time", steps, {"long_name": "training steps", "units": "1"}),
-        "seed": list(preset.seeds),
-        "measure": list(MEASURES),
-        "end": list(ENDS),
-    }
-    return xr.Dataset(named(variables), coordinates)
+    return data.assign(named(_norm_curvature(curves)))
 
 
 def run_preset(
@@ -143,7 +135,7 @@ def run_preset(
     fraction: float = 0.3,
     progress: Progress | None = None,
     folder: Path | str | None = None,
-) -> dict[str, np.ndarray]:
+) -> xr.Dataset:
     """Train all seeds of a preset on one task and record at its marks.
 
     - `preset`: sizes and seeds.
@@ -169,7 +161,7 @@ def run_preset(
     }
     # In single precision, also on devices whose default for products is less than that.
     with jax.default_matmul_precision("highest"):
-        return trained(
+        return train(
             loss,
             init,
             Descent(preset.rate, optimiser),
@@ -216,26 +208,30 @@ def _unembedding_concentration(model: ModularTransformer) -> Float[Array, ""]:
     return fourier_concentration(model.unembedding.T, FREQUENCIES)
 
 
-def _curves(run: dict[str, np.ndarray], preset: Preset, steps: np.ndarray) -> dict[str, Variable]:
+ABOUT = {
+    "train_loss": "training loss, nats",
+    **MEASURES,
+    "train_accuracy": "training accuracy",
+    "test_accuracy": "test accuracy",
+    "subspace_speed": "subspace speed of OV per unit of ln(step)",
+}
+
+
+def _curves(run: xr.Dataset, preset: Preset) -> xr.Dataset:
     """Everything recorded, [seed, time]; measures of heads averaged over them."""
-    found = {
-        name: run[name] for name in ("train_loss", "test_loss", "train_accuracy", "test_accuracy")
-    }
-    final = FactoredMatrix(run["final_left"], run["final_right"])
-    geometry = _geometry(run["singular_values"], run["bases"], final, preset.kept)
-    found |= {name: np.asarray(values, float) for name, values in geometry.items()}
+    spectra, bases, left, right = (
+        run[name].values for name in ("singular_values", "bases", "final_left", "final_right")
+    )
+    geometry = _geometry(spectra, bases, FactoredMatrix(left, right), preset.kept)
+    found = {name: np.asarray(values, float) for name, values in geometry.items()}
     found["subspace_speed"] = np.full_like(found["subspace_distance"], np.nan)
-    found["subspace_speed"][:, 1:] = found.pop("moved") / log_intervals(steps.astype(float))
-    norm = run["weight_norm"]
-    found["weight_norm"] = norm / norm[:, :1]
-    for name in ("embedding_concentration", "unembedding_concentration"):
-        found[name] = run[name]
-    about = {
-        "train_loss": "training loss, nats", **MEASURES,
-        "train_accuracy": "training accuracy", "test_accuracy": "test accuracy",
-        "subspace_speed": "subspace speed of OV per unit of ln(step)",
-    }  # fmt: skip
-    return {name: (("seed", "time"), values, about[name]) for name, values in found.items()}
+    steps = run["step"].values.astype(float)
+    found["subspace_speed"][:, 1:] = found.pop("moved") / log_intervals(steps)
+    data = run.assign({name: (("seed", "time"), values) for name, values in found.items()})
+    data["weight_norm"] = run["weight_norm"] / run["weight_norm"].isel(time=0)
+    return data.assign({name: called(data[name], about) for name, about in ABOUT.items()})[
+        list(ABOUT)
+    ]
 
 
 @eqx.filter_jit
@@ -265,21 +261,20 @@ def _geometry(
 
 
 def _times(
-    steps: np.ndarray,
-    curves: dict[str, Variable],
+    curves: xr.Dataset,
     projector_distances: Callable[[int, np.ndarray], np.ndarray],
 ) -> dict[str, Variable]:
     """When a seed has memorised and when it has generalised; change times of the measures.
 
     - `projector_distances`: seed and save point to the distances to the subspaces there.
     """
-    memorised = [first_step(steps, row, 1.0) for row in curves["train_accuracy"][1]]
-    grokked = [first_step(steps, row, 0.95) for row in curves["test_accuracy"][1]]
+    steps, values = curves["step"].values, {name: curves[name].values for name in ABOUT}
+    memorised = [first_step(steps, row, 1.0) for row in values["train_accuracy"]]
+    grokked = [first_step(steps, row, 0.95) for row in values["test_accuracy"]]
     found: dict[str, Variable] = {
         "memorised": (("seed",), memorised, "first saved step with all training pairs right"),
         "grokked": (("seed",), grokked, "first saved step with 95% of test pairs right"),
     }
-    values = {name: np.asarray(curves[name][1]) for name in MEASURES}
     for name, left in (("onset", 0.75), ("half_change", 0.5), ("settling", 0.25)):
         times = np.full((len(ENDS), len(MEASURES), len(memorised)), np.nan)
         for e, factor in enumerate(ENDS.values()):
@@ -314,11 +309,12 @@ def first_step(steps: np.ndarray, values: np.ndarray, level: float) -> float:
     return float(steps[there[0]]) if there.size else float("nan")
 
 
-def _norm_curvature(steps: np.ndarray, norms: np.ndarray) -> dict[str, Variable]:
+def _norm_curvature(curves: xr.Dataset) -> dict[str, Variable]:
     """d²‖W‖/d(ln t)² of every seed, over its largest size.
 
     Without the ends, where the filter sees one side only.
     """
+    steps, norms = curves["step"].values, curves["weight_norm"].values
     inner = slice(WINDOW // 2, -(WINDOW // 2))
     found = [
         time_curvature(steps, np.nan_to_num(norm), points=POINTS, window=WINDOW) for norm in norms
