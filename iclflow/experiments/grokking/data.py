@@ -229,9 +229,8 @@ def _curves(run: xr.Dataset, preset: Preset) -> xr.Dataset:
     found["subspace_speed"][:, 1:] = found.pop("moved") / log_intervals(steps)
     data = run.assign({name: (("seed", "time"), values) for name, values in found.items()})
     data["weight_norm"] = run["weight_norm"] / run["weight_norm"].isel(time=0)
-    return data.assign({name: called(data[name], about) for name, about in ABOUT.items()})[
-        list(ABOUT)
-    ]
+    data = data[list(ABOUT)]
+    return data.assign({name: called(data[name], about) for name, about in ABOUT.items()})
 
 
 @eqx.filter_jit
