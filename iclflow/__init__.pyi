@@ -32,7 +32,6 @@ from iclflow.dynamics import gradient_noise as gradient_noise
 from iclflow.dynamics import sharpness as sharpness
 from iclflow.dynamics import stable_rate as stable_rate
 from iclflow.dynamics.base import RESULTS as RESULTS
-from iclflow.dynamics.base import Trajectory as Trajectory
 from iclflow.dynamics.chebyshev import Chebyshev as Chebyshev
 from iclflow.dynamics.rosenbrock import Rosenbrock as Rosenbrock
 from iclflow.explorer import explore as explore
@@ -85,6 +84,7 @@ from iclflow.runs.record import Summary as Summary
 from iclflow.runs.simulate import simulate as simulate
 from iclflow.runs.sweep import sweep as sweep
 from iclflow.runs.testing import Tests as Tests
+from iclflow.runs.trajectory import Trajectory as Trajectory
 from iclflow.study.citing import cite as cite
 from iclflow.tasks.averaged import TaskAverage as TaskAverage
 from iclflow.tasks.base import AbstractTask as AbstractTask

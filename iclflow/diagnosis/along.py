@@ -8,18 +8,17 @@ import numpy as np
 import xarray as xr
 
 from iclflow.diagnosis.runs import select_run
-from iclflow.dynamics.base import Trajectory
 from iclflow.losses import AbstractPromptLoss
 from iclflow.models import AbstractInitialiser, AbstractLinearModel
 from iclflow.runs.record import (
     QUANTITIES,
     FixedPointDistance,
     PlateauDistance,
-    as_dataset,
     attributes,
     measure_after,
     recorded_models,
 )
+from iclflow.runs.trajectory import Trajectory, as_dataset
 from iclflow.study.origin import Origin, Source
 from iclflow.study.study import Study
 from iclflow.tasks.task import Task

@@ -11,13 +11,13 @@ import xarray as xr
 from jaxtyping import Array, Float
 
 from iclflow.diagnosis.runs import clock_of, levels_of, select_run
-from iclflow.dynamics.base import Trajectory
 from iclflow.measures import consecutive_distances, right_basis, unexplained
 from iclflow.measures.subspace import log_intervals
 from iclflow.models import AbstractAttention, AbstractInitialiser, Separate
 from iclflow.results import pictures
 from iclflow.results.messages import Progress
-from iclflow.runs.record import as_dataset, recorded_models
+from iclflow.runs.record import recorded_models
+from iclflow.runs.trajectory import Trajectory, as_dataset
 from iclflow.study.origin import Origin, Source
 from iclflow.tasks.checks import require_memory
 from iclflow.tasks.task import Task

@@ -10,7 +10,6 @@ import xarray as xr
 from jaxtyping import Array, Float
 
 from iclflow.diagnosis.identify import best_match, identify
-from iclflow.dynamics.base import Trajectory
 from iclflow.losses import AbstractLoss, Moments, ReducedFeatures
 from iclflow.measures import (
     Clock,
@@ -25,7 +24,8 @@ from iclflow.measures import (
     stages_dataset,
 )
 from iclflow.models import AbstractInitialiser, AbstractModel, Separate
-from iclflow.runs.record import STEPS, TIME, as_dataset, in_order, is_timed, recorded_models
+from iclflow.runs.record import STEPS, TIME, in_order, is_timed, recorded_models
+from iclflow.runs.trajectory import Trajectory, as_dataset
 from iclflow.study.origin import Origin, Source
 from iclflow.study.study import Settings
 from iclflow.tasks.base import AbstractTask

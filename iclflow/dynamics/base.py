@@ -1,7 +1,6 @@
-"""What a dynamics is: a way for training time to advance; and the trajectory that a run returns."""
+"""What a dynamics is: a way for training time to advance, which gives a stretch of training."""
 
 import abc
-import html
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -10,10 +9,9 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, PyTree
 
-from iclflow.linalg import is_concrete
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
-from iclflow.results.display import Displayed, html_table
+from iclflow.results.display import Displayed
 from iclflow.tasks.checks import require_kind
 
 
@@ -41,73 +39,22 @@ class Labelled(eqx.Module):
     dims: tuple[tuple[str, tuple[Any, ...]], ...] = eqx.field(static=True)  # name, labels
 
 
-class Trajectory(eqx.Module):
-    """One training run.
+Known = Array | np.ndarray  # differentiation leaves what does not depend on weights as NumPy
 
-    Saved points after the run stopped hold NaN; everything before is kept. For gradient descent
-    at rate η, `time` is t/τ = 2 η · step, the one clock of every plot (Section 4 of the theory).
-    Under a schedule it is 2 Σ ηₛ. Rules such as Adam keep no such clock: `timed` is False, and
-    `time` is the number of steps.
 
-    - `result`: how the run ended.
+class Stretch(eqx.Module):
+    """A stretch of training: what was recorded at its marks, and where it ended.
 
-    >>> import jax, iclflow as icl
-    >>> task = icl.Task([0.6, 0.3], context=31)
-    >>> model = icl.Merged.initialiser(task, heads=2, scale=0.1)(jax.random.key(0))
-    >>> loss = icl.Population(task)
-    >>> run = icl.simulate(loss, model, icl.Descent(0.1), until=4, saveat=[0, 4])
-    >>> run.step.tolist(), run.loss.shape
-    ([0, 4], (2,))
+    It is what a dynamics gives, and what `simulate` makes a `Trajectory` of.
     """
 
-    time: Float[Array, " T"]  # t/τ; steps unless `timed`
-    step: Float[Array, " T"] | Int[Array, " T"]  # updates made; for a flow, equal to `time`
+    time: Float[Known, " T"]  # t/τ; steps unless `timed`
+    step: Float[Known, " T"] | Int[Known, " T"]  # updates made; for a flow, equal to `time`
     record: dict[str, Any]  # name -> [T, ...], or a dict of such
     result: RESULTS
-    stopped: Float[Array, ""] | Int[Array, ""]  # the last step (flow: time) that was computed
+    stopped: Float[Known, ""] | Int[Known, ""]  # the last step (flow: time) that was computed
     state: Any = None  # resumes the run; see `simulate(..., state=)`
     timed: bool = eqx.field(static=True, default=True)  # whether `time` is t/τ
-
-    def __getitem__(self, name: str) -> PyTree[Array]:
-        if name not in self.record:
-            raise KeyError(f"{name!r} was not recorded; recorded: {', '.join(self.record)}")
-        found = self.record[name]
-        return found.values if isinstance(found, Labelled) else found
-
-    def __repr__(self) -> str:
-        if not is_concrete(self.step) or self.step.ndim != 1 or not self.step.size:
-            return super().__repr__()  # traced, or many runs at once
-        losses = np.asarray(self.record["loss"]) if "loss" in self.record else np.zeros(0)
-        known = losses[np.isfinite(losses)] if losses.ndim == 1 else np.zeros(0)
-        fell = f", loss {known[0]:.6g} to {known[-1]:.6g}" if known.size else ""
-        return (
-            f"Trajectory({self.step.size} points, steps {self.step[0]:g} to {self.step[-1]:g}"
-            f"{fell}, {RESULTS[self.result]} ({self.stopped:g}), "
-            f"recorded: {', '.join(self.record)})"
-        )
-
-    def _repr_html_(self) -> str:
-        if not is_concrete(self.step) or self.step.ndim != 1 or not self.step.size:
-            return f"<pre>{html.escape(repr(self))}</pre>"
-        records = {name: self[name] for name in self.record}
-        scalars = {n: v for n, v in records.items() if np.shape(v) == self.step.shape}
-        places = np.unique(np.linspace(0, self.step.size - 1, 7).round().astype(int))
-        rows = [
-            (f"{self.time[i]:.5g}", f"{self.step[i]:g}", *(f"{v[i]:.6g}" for v in scalars.values()))
-            for i in places
-        ]
-        title = f"Trajectory: {RESULTS[self.result]}, at {self.stopped:g}"
-        return html_table(title, ("t/τ" if self.timed else "time", "step", *scalars), rows)
-
-    @property
-    def loss(self) -> Float[Array, " T"]:
-        """The training loss at the saved times."""
-        return self["loss"]
-
-    @property
-    def model(self) -> Any:
-        """The weights at the end of the run."""
-        return self.state.model
 
 
 Recorder = Callable[[AbstractModel, AbstractLoss], PyTree[Array]]
@@ -138,7 +85,7 @@ class AbstractDynamics(Displayed):
     @abc.abstractmethod
     def advance(
         self, loss: AbstractLoss, state: Any, marks: Array, record: dict[str, Recorder]
-    ) -> Trajectory:
+    ) -> Stretch:
         """Run from `state` to the last mark, recording at every mark; pure, one run."""
 
     @property

@@ -18,7 +18,7 @@ from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
-from iclflow.dynamics.base import RESULTS, AbstractDynamics, Recorder, Trajectory, log_steps
+from iclflow.dynamics.base import RESULTS, AbstractDynamics, Recorder, Stretch, log_steps
 from iclflow.dynamics.flow import Flow
 from iclflow.losses import AbstractLoss
 from iclflow.losses.base import require_loss
@@ -386,7 +386,7 @@ class Descent(AbstractDynamics):
         state: DescentState,
         marks: Int[Array, " T"],
         record: dict[str, Recorder],
-    ) -> Trajectory:
+    ) -> Stretch:
         dynamic, static = eqx.partition(state, eqx.is_array)
 
         def update(dynamic: Any) -> Any:
@@ -399,7 +399,7 @@ class Descent(AbstractDynamics):
         marks = jnp.asarray(marks)
         dynamic, values = jax.lax.scan(to_mark, dynamic, marks)
         state = eqx.combine(dynamic, static)
-        return Trajectory(
+        return Stretch(
             time=self.time(marks),
             step=marks,
             record=values,

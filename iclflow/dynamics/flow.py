@@ -9,7 +9,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray
 
-from iclflow.dynamics.base import RESULTS, AbstractDynamics, Recorder, Trajectory
+from iclflow.dynamics.base import RESULTS, AbstractDynamics, Recorder, Stretch
 from iclflow.losses import AbstractLoss
 from iclflow.models import AbstractModel
 from iclflow.tasks.checks import require_real, require_size, shown
@@ -179,7 +179,7 @@ class Flow(AbstractDynamics):
         state: FlowState,
         marks: Float[Array, " T"],
         record: dict[str, Recorder],
-    ) -> Trajectory:
+    ) -> Stretch:
         import diffrax  # half a second that only a flow should cost
 
         from iclflow.dynamics.rosenbrock import Rosenbrock
@@ -224,7 +224,7 @@ class Flow(AbstractDynamics):
             solution.result == diffrax.RESULTS.successful, RESULTS.finished, failed
         )
         result = RESULTS.where(state.result == RESULTS.finished, result, state.result)
-        return Trajectory(
+        return Stretch(
             time=marks,
             step=marks,
             record=jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, jnp.nan), values),

@@ -90,8 +90,8 @@ def bundle() -> str:
 if TYPE_CHECKING:
     import xarray as xr
 
-    from iclflow.dynamics.base import Trajectory
     from iclflow.models import AbstractInitialiser
+    from iclflow.runs.trajectory import Trajectory
     from iclflow.study.origin import Source
 
 HEAD = "</head>"

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from iclflow.dynamics.base import Trajectory
 from iclflow.explorer.address import COMPONENTS, INSTEAD, require_page
 from iclflow.explorer.curves import shown
 from iclflow.explorer.stated import of_model, stated
@@ -26,7 +25,8 @@ from iclflow.models import (
     Separate,
     empty_model,
 )
-from iclflow.runs.record import as_dataset, in_order, is_timed, recorded_models
+from iclflow.runs.record import in_order, is_timed, recorded_models
+from iclflow.runs.trajectory import Trajectory, as_dataset
 from iclflow.study.origin import Origin, Source
 from iclflow.study.study import Settings, Study, compare, load_runs
 from iclflow.tasks.own_prompts import Prompts

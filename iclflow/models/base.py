@@ -146,6 +146,14 @@ class AbstractModel(Displayed):
         """The one layer of a stack of one, by itself; every other model as it is."""
         return self
 
+    def as_initialiser(self) -> "AbstractInitialiser | None":
+        """What draws models of this kind and these sizes; None where the model does not say.
+
+        Its scale is measured: the root of the mean squared norm of the layers, which is w for a
+        start that was drawn at init scale w.
+        """
+        return None
+
     def dims(self) -> tuple[int, int] | None:
         """(D, O), the inputs and outputs of the prompts that it predicts on, where it knows them.
 
@@ -431,6 +439,17 @@ def require_model(model: Any) -> None:
 def require_blocks(blocks: Any) -> Blocks:
     """The word that says whether the zero blocks are trained."""
     return require_kind("blocks", blocks, Blocks, "")
+
+
+def measured_scale(layers: Sequence[Array]) -> Float[Array, ""]:
+    """The init scale that weights have: the root of the mean squared norm of the layers.
+
+    >>> import jax.numpy as jnp
+    >>> from iclflow.models.base import measured_scale
+    >>> float(measured_scale([jnp.asarray([3.0, 4.0]), jnp.asarray([[5.0]])]))
+    5.0
+    """
+    return jnp.sqrt(sum(jnp.sum(layer**2) for layer in layers) / len(layers))
 
 
 def require_scale(name: str, scale: Any) -> Float[Array, ""]:

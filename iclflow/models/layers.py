@@ -18,6 +18,7 @@ from iclflow.models.base import (
     AbstractInitialiser,
     AbstractModel,
     Blocks,
+    measured_scale,
 )
 from iclflow.models.merged import Merged
 from iclflow.models.separate import Separate
@@ -206,6 +207,12 @@ class Layers(AbstractLayers):
 
     def single(self) -> AbstractModel:
         return self.layer(0) if self.layers == 1 else self
+
+    def as_initialiser(self) -> "LayersInitialiser":
+        each: list[Any] = [layer.as_initialiser() for layer in self.attention_layers()]
+        scale = measured_scale([inner.scale for inner in each])
+        inner = eqx.tree_at(lambda one: one.scale, each[0], scale)
+        return LayersInitialiser(inner, self.layers, self.tied)
 
     def at_minimum(self, weights: Float[Array, "O O D D"]) -> Self:
         """Every layer takes the best step of one layer.

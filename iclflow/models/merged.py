@@ -14,6 +14,7 @@ from iclflow.models.base import (
     AbstractInitialiser,
     Blocks,
     dims_of,
+    measured_scale,
     require_blocks,
     require_scale,
 )
@@ -137,6 +138,10 @@ class Merged(AbstractAttention):
             zero,
             (zero.values.at[:used].set(values), zero.merged.at[:used].set(merged)),
         )
+
+    def as_initialiser(self) -> "MergedInitialiser":
+        scale, (heads, outputs, _) = measured_scale([self.values, self.merged]), self.values.shape
+        return MergedInitialiser(scale, heads, self.input_size, outputs, self.blocks)
 
     def conserved(self) -> dict[str, Array]:
         """w₂w₂ᵀ - W₁W₁ᵀ (17), rows the heads; 0 makes all heads parallel."""

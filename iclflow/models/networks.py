@@ -54,6 +54,10 @@ class AbstractNetwork(AbstractLinearModel):
     def effective_weights(self) -> Float[Array, "O T T D"]:
         return self.as_attention().effective_weights()
 
+    def as_initialiser(self) -> "NetworkInitialiser | None":
+        inner = self.as_attention().as_initialiser()
+        return None if inner is None else NetworkInitialiser(inner, type(self))
+
     def at_minimum(self, weights: Float[Array, "O O D D"]) -> Self:
         return self.from_attention(self.as_attention().at_minimum(weights))
 

@@ -15,6 +15,7 @@ from iclflow.models.base import (
     Blocks,
     Pairs,
     dims_of,
+    measured_scale,
     require_blocks,
     require_scale,
 )
@@ -135,6 +136,11 @@ class Separate(AbstractAttention):
                 (queries * amplitude[:, None]).reshape(heads, rank, size),
             ),
         )
+
+    def as_initialiser(self) -> "SeparateInitialiser":
+        scale = measured_scale([self.values, self.keys, self.queries])
+        heads, outputs, _ = self.values.shape
+        return SeparateInitialiser(scale, heads, self.rank, self.input_size, outputs, self.blocks)
 
     def conserved(self) -> dict[str, Array]:
         """The balance inside k·q, and Σ_r ‖k_r‖² - ‖(𝐯, v)‖² of each head (79)(85), E7."""

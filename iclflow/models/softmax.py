@@ -85,6 +85,10 @@ class Softmax(AbstractModel):
     def depth(self) -> int:
         return 1
 
+    def as_initialiser(self) -> "SoftmaxInitialiser | None":
+        inner = self.attention.as_initialiser()
+        return None if inner is None else SoftmaxInitialiser(inner, self.query_key)
+
     def at_minimum(self, weights: Float[Array, "O O D D"]) -> Self:
         return type(self)(self.attention.at_minimum(weights), self.query_key)
 

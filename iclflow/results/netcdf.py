@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import xarray as xr
 from xarray.backends import H5NetCDFStore
@@ -31,10 +32,11 @@ def check_free(path: Path | str, key: str) -> None:
         )
 
 
-def save(dataset: xr.Dataset, path: Path | str) -> Path:
+def save(dataset: Any, path: Path | str) -> Path:
     """Write a Dataset to NetCDF, unless the file there holds another run.
 
-    - `dataset`: the runs, as `sweep` returns them; of one `simulate`, `to_dataset(trajectory)`.
+    - `dataset`: the runs, as `sweep` returns them, or what has a `to_dataset()`: the `Trajectory`
+      of `simulate`, a `Prediction`.
     - `path`: the file, which ends in `.nc`: another ending would promise another format.
 
     >>> import tempfile, iclflow as icl
@@ -45,6 +47,8 @@ def save(dataset: xr.Dataset, path: Path | str) -> Path:
     ...     icl.save(runs, f"{folder}/runs.nc").name
     'runs.nc'
     """
+    if hasattr(dataset, "to_dataset") and not isinstance(dataset, xr.DataArray | xr.DataTree):
+        dataset = dataset.to_dataset()
     if not isinstance(dataset, xr.Dataset):
         raise ValueError(
             f"save writes a Dataset, as sweep returns it, got {type(dataset).__name__}"

@@ -29,7 +29,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Shaped
 
 from iclflow.dynamics import AbstractDynamics
-from iclflow.dynamics.base import RESULTS, Labelled, Recorder, Trajectory
+from iclflow.dynamics.base import RESULTS, Labelled, Recorder
 from iclflow.dynamics.gradient_noise import gradient_noise
 from iclflow.losses import (
     AbstractLoss,
@@ -56,8 +56,6 @@ from iclflow.models import (
 )
 from iclflow.results.display import short
 from iclflow.results.messages import require_choice
-from iclflow.results.provenance import stamp
-from iclflow.tasks.checks import require_kind
 from iclflow.tasks.task import Task
 
 TOP_EIGENVALUES = 3
@@ -634,33 +632,6 @@ def attributes(name: str) -> dict[str, str]:
     return {"long_name": name.replace("_", " "), "units": "1"}
 
 
-def to_dataset(trajectory: Trajectory, settings: Any = None) -> xr.Dataset:
-    """One run as a labelled Dataset."""
-    axes = None if trajectory.state is None else trajectory.state.model.axes()
-    data = {
-        name: (("time", *dims), array, attributes(name))
-        for name, (dims, array) in variables(trajectory.record, 1, axes).items()
-    }
-    coordinates, ends = clock_and_ends(
-        time=np.asarray(trajectory.time),
-        step=np.asarray(trajectory.step),
-        result=((), outcome(trajectory.result)),
-        stopped=((), np.asarray(trajectory.stopped)),
-        timed=trajectory.timed,
-    )
-    about = {} if trajectory.timed else {"clock": COUNTED}
-    coordinates |= coordinates_of(trajectory.record)
-    return xr.Dataset(data | ends, coordinates, stamp(settings) | about)
-
-
-def as_dataset(runs: Any) -> xr.Dataset:
-    """Runs as a Dataset, of `sweep` or of one `Trajectory`; `ValueError` for anything else."""
-    if isinstance(runs, Trajectory):
-        return to_dataset(runs)
-    needed = "a Dataset of sweep or of a file of runs, or the Trajectory of simulate"
-    return require_kind("runs", runs, xr.Dataset, needed)
-
-
 def is_timed(runs: xr.Dataset) -> bool:
     """Whether the coordinate `time` of a run is t/τ, and not the number of steps."""
     if "time" not in runs.coords or not np.isfinite(runs["time"].values).all():
@@ -689,25 +660,6 @@ def clock_and_ends(
         "result": (*result, flags),
         "stopped": (*stopped, {"long_name": "last step (flow: time) computed", "units": "1"}),
     }
-
-
-def from_dataset(dataset: xr.Dataset) -> Trajectory:
-    """One run back from its Dataset (without the state that resumes it)."""
-    dataset = in_order(dataset)
-    if "seed" in dataset.dims:
-        raise ValueError("this Dataset has many runs; select one, for example .isel(seed=0)")
-    skip = ("result", "stopped")
-    code = OUTCOMES[int(dataset["result"])]
-    result = RESULTS.finished if code == "interrupted" else getattr(RESULTS, code)
-    to_array: Callable[[Any], Any] = jnp.asarray
-    return Trajectory(
-        time=to_array(dataset["time"].values),
-        step=to_array(dataset["step"].values),
-        record={str(n): to_array(v.values) for n, v in dataset.items() if n not in skip},
-        result=result,
-        stopped=to_array(dataset["stopped"].values),
-        timed=is_timed(dataset),
-    )
 
 
 EARLY, LATE = 0.1, 0.9  # of a drop: where the plateau before it ends, the one after it begins

@@ -13,22 +13,23 @@ from jax.core import Tracer
 from jaxtyping import ArrayLike, PRNGKeyArray
 
 from iclflow.dynamics import AbstractDynamics
-from iclflow.dynamics.base import RESULTS, Trajectory, marks_until, require_dynamics
-from iclflow.losses import AbstractLoss
+from iclflow.dynamics.base import RESULTS, Stretch, marks_until, require_dynamics
+from iclflow.losses import AbstractLoss, Population
 from iclflow.losses.base import jumps, piece_at, require_loss, warn_single_precision
 from iclflow.models import AbstractModel
 from iclflow.models.base import require_model
 from iclflow.results.messages import Progress, progress_bar
 from iclflow.runs.record import MODELS, Record, Recording, measure_after, resolve
 from iclflow.runs.testing import Test, Tests
-from iclflow.tasks.base import Values
+from iclflow.runs.trajectory import Trajectory
+from iclflow.tasks.base import AbstractTask, Values
 from iclflow.tasks.checks import require_key
 
 SAVES = 200  # save points, unless they are chosen
 
 
 def simulate(
-    loss: AbstractLoss,
+    loss: AbstractLoss | AbstractTask,
     model: AbstractModel,
     dynamics: AbstractDynamics,
     *,
@@ -45,7 +46,8 @@ def simulate(
     Pure: one run, no I/O, safe under `jit`, `vmap` and `grad`. A numerical failure is in
     `Trajectory.result`, not an exception.
 
-    - `loss`: what is trained. It may change on the way: a `Curriculum` jumps, a `Drift` moves.
+    - `loss`: what is trained; a task stands for its population. It may change on the way: a
+      `Curriculum` jumps, a `Drift` moves.
     - `dynamics`: `Descent` or `Flow`; `theory.predict` is the ladder's third rung.
     - `until`: the end, in steps (`Descent`) or t/τ (`Flow`); the last of `saveat` if omitted.
     - `saveat`: steps or times to record at, increasing; about 200, evenly spaced in the logarithm,
@@ -68,6 +70,9 @@ def simulate(
     >>> bool(run.loss[-1] < run.loss[0])
     True
     """
+    source = loss
+    if isinstance(loss, AbstractTask):
+        loss = Population(loss)
     require_loss(loss)
     require_model(model)
     require_dynamics(dynamics)
@@ -88,7 +93,21 @@ def simulate(
             plan = _plan(loss, 0.0, marks)
             start = _begin(loss, model, dynamics, key)
             ticks, run = _ticks(plan), partial(_by_pieces, loss, start, dynamics, marks, plan)
-        return run(recording) if progress is False else _watched(run, recording, ticks, progress)
+    else:
+        ticks, run = _going_on(loss, model, dynamics, state, saveat, marks)
+    found = run(recording) if progress is False else _watched(run, recording, ticks, progress)
+    return Trajectory.of(found, source, model, dynamics)
+
+
+def _going_on(
+    loss: AbstractLoss,
+    model: AbstractModel,
+    dynamics: AbstractDynamics,
+    state: Any,
+    saveat: Values | None,
+    marks: np.ndarray,
+) -> tuple[np.ndarray, Callable[[Recording], Stretch]]:
+    """The marks and the run from the state of an earlier one, refused if it is of another kind."""
     start = eqx.filter_eval_shape(dynamics.init, loss, model, jax.random.key(0))
     if _shapes(state) != _shapes(start):
         raise ValueError(
@@ -98,22 +117,20 @@ def simulate(
     if saveat is None and not isinstance(state.mark, Tracer):
         marks = marks[marks >= np.asarray(state.mark)]
     if len(loss.pieces) == 1:
-        ticks, run = marks, partial(_resume, loss, state, dynamics, marks)
-    else:
-        plan = _plan(loss, float(np.asarray(state.mark)), marks)
-        ticks, run = _ticks(plan), partial(_by_pieces, loss, state, dynamics, marks, plan)
-    return run(recording) if progress is False else _watched(run, recording, ticks, progress)
+        return marks, partial(_resume, loss, state, dynamics, marks)
+    plan = _plan(loss, float(np.asarray(state.mark)), marks)
+    return _ticks(plan), partial(_by_pieces, loss, state, dynamics, marks, plan)
 
 
 TICK = "progress"  # the name under which a watched run records nothing and calls back
 
 
 def _watched(
-    run: Callable[[Recording], Trajectory],
+    run: Callable[[Recording], Stretch],
     recording: Recording,
     marks: np.ndarray,
     progress: bool | Progress | None,
-) -> Trajectory:
+) -> Stretch:
     """The same run, which tells at every mark how far it is.
 
     A compiled run is one call, so only the computation itself can tell. The recorder at the marks
@@ -192,7 +209,7 @@ def _by_pieces(
     marks: np.ndarray,
     plan: list[_Leg],
     recording: Recording,
-) -> Trajectory:
+) -> Stretch:
     """A run whose loss jumps, leg by leg."""
     parts, run = [], None
     for leg in plan:
@@ -217,12 +234,12 @@ def _shapes(state: Any) -> dict[str, tuple[int, ...]]:
 
 
 @eqx.filter_jit
-def _simulate(loss, model, dynamics, marks, key, recording: Recording) -> Trajectory:
+def _simulate(loss, model, dynamics, marks, key, recording: Recording) -> Stretch:
     return _resume(loss, dynamics.init(loss, model, key), dynamics, marks, recording)
 
 
 @eqx.filter_jit
-def _resume(loss, state, dynamics, marks, recording: Recording) -> Trajectory:
+def _resume(loss, state, dynamics, marks, recording: Recording) -> Stretch:
     run = dynamics.advance(loss, state, jnp.asarray(marks), recording.functions)
     return _measured(run, loss, dynamics, recording)
 
@@ -233,7 +250,7 @@ def _begin(loss, model, dynamics, key) -> Any:
 
 
 @eqx.filter_jit
-def _advance(loss, state, dynamics, marks, functions, jumps: bool) -> Trajectory:
+def _advance(loss, state, dynamics, marks, functions, jumps: bool) -> Stretch:
     state = dynamics.renew(loss, state) if jumps else state
     run = dynamics.advance(loss, state, jnp.asarray(marks), functions)
     # A run that had failed before this piece records nothing in it.
@@ -243,11 +260,13 @@ def _advance(loss, state, dynamics, marks, functions, jumps: bool) -> Trajectory
 
 
 @eqx.filter_jit
-def _measured(run: Trajectory, loss, dynamics, recording: Recording) -> Trajectory:
+def _measured(run: Stretch, loss, dynamics, recording: Recording) -> Stretch:
     """The run with what is measured after it, from the models that it kept."""
     if not recording.after:
         return run
     kept = {name: values for name, values in run.record.items() if name != MODELS}
     rates = dynamics.rate_at(run.step)
-    measured = measure_after(recording.after, run.record[MODELS], loss, rates, run.step)
+    measured = measure_after(
+        recording.after, run.record[MODELS], loss, rates, jnp.asarray(run.step)
+    )
     return eqx.tree_at(lambda r: r.record, run, kept | measured)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import iclflow as icl
-from iclflow.runs.record import to_dataset
 from iclflow.study.fields import from_names
 from iclflow.study.study import Settings, Study
 from iclflow.sweeps.design import Design
@@ -29,7 +28,7 @@ def run():
 
 def test_the_test_on_the_training_task_is_the_training_loss(run):
     np.testing.assert_allclose(run["test_loss"][:, 0, 1], run.loss, rtol=1e-14)
-    found = to_dataset(run)["test_loss"]
+    found = run.to_dataset()["test_loss"]
     assert found.dims == ("time", "test", "test_context")
     assert found.sel(test="turned")["test_context"].values.tolist() == [5, 15, 60]
     one = icl.simulate(LOSS, INIT(jax.random.key(0)), DESCENT, saveat=[0, 600], test=TURNED)

@@ -16,7 +16,7 @@ from iclflow.runs import compute, cost, device
 from iclflow.runs.compute import final_models
 from iclflow.runs.cost import COPIES
 from iclflow.runs.folder import Snapshots
-from iclflow.runs.record import OUTCOMES, from_dataset, to_dataset
+from iclflow.runs.record import OUTCOMES
 from iclflow.runs.simulate import simulate
 from iclflow.runs.sweep import Vary, sweep
 from iclflow.tasks.checks import RESERVE
@@ -379,16 +379,6 @@ def test_round_trip_through_a_file(tmp_path):
     assert again.attrs["settings"] == runs.attrs["settings"]
     save(runs, path)  # the same run may be written again
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_trajectory_round_trip():
-    run = simulate(LOSS, INIT(KEY), DESCENT, until=UNTIL, record=["loss", "values"])
-    back = from_dataset(to_dataset(run, {"what": "test"}))
-    np.testing.assert_array_equal(back.loss, run.loss)
-    np.testing.assert_array_equal(back["values"], run["values"])
-    assert back.result == run.result
-    with pytest.raises(ValueError, match="many runs"):
-        from_dataset(sweep(LOSS, INIT, DESCENT, until=UNTIL, seeds=2))
 
 
 def test_no_run_overwrites_another(tmp_path):

@@ -2,14 +2,15 @@
 
 import json
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import iclflow as icl
 from iclflow.results.netcdf import save
-from iclflow.runs.record import to_dataset
 from iclflow.study.origin import Origin
 from iclflow.study.study import Settings, Study
 from tests.helpers.commands import call
@@ -92,7 +93,61 @@ def test_all_seeds_one_seed_and_a_trajectory_are_diagnosed(runs):
     assert np.isfinite(measured.fixed_point_distance).all()
     assert "fixed_point_modes" not in measured
     with pytest.raises(ValueError, match="which loss they were trained on; give it"):
-        icl.measure_along(to_dataset(run))
+        icl.measure_along(run.to_dataset())
+
+
+def test_one_run_knows_where_it_comes_from(tmp_path, monkeypatch, capsys):
+    """Its file is diagnosed and shown as that of a sweep, with no further word."""
+    task, start = icl.Task([0.6, 0.3], context=15), INIT(jax.random.key(0))
+    saveat = [0, 10, 30, 100, 200, 300]
+    run = icl.simulate(task, start, icl.Descent(0.2), saveat=saveat, record=["loss", "weights"])
+    origin = Origin.of(run.to_dataset())
+    np.testing.assert_array_equal(origin.source.spectrum, task.spectrum)
+    assert (type(origin.init), origin.init.heads) == (type(INIT), INIT.heads)
+    norms = [float(jnp.sum(leaf**2)) for leaf in jax.tree.leaves(start)]
+    assert float(origin.init.scale) == pytest.approx(np.sqrt(np.mean(norms)), rel=1e-12)
+    assert origin.dynamics == icl.Descent(0.2)
+    icl.explore(run, out=tmp_path / "page.html", browser=False)
+    monkeypatch.chdir(tmp_path)
+    icl.save(run, "one.nc")
+    code, out, err = call(capsys, "diagnose", "one.nc", "--samples", 50, "--json")
+    assert (code, err) == (0, ""), err
+    assert json.loads(out)["runs"][0]["stages"][0]["algorithm"] == "zero"
+    again = icl.simulate(task, start, icl.Descent(0.2), until=400, state=run.state)
+    assert Origin.of(again.to_dataset()).init.heads == INIT.heads
+
+
+def test_what_jax_makes_of_runs_has_no_origin():
+    """Stacking runs copies no loss, and a traced run has none that could be described."""
+    loss = icl.Moments.sample(TASK, 50, jax.random.key(0))
+    starts = [INIT(jax.random.key(s)) for s in range(2)]
+    runs = [icl.simulate(loss, one, icl.Descent(0.2), until=4, saveat=[0, 4]) for one in starts]
+    assert runs[0].lineage.source is loss
+    for tree in (jax.tree.map(lambda *a: jnp.stack(a), *runs), jax.tree.map(lambda a: a, runs[0])):
+        assert tree.lineage.source is None
+    stack = jax.tree.map(lambda *a: jnp.stack(a), *starts)
+    many = eqx.filter_vmap(lambda m: icl.simulate(loss, m, icl.Descent(0.2), until=4))(stack)
+    assert many.lineage.settings is None
+
+
+@pytest.mark.parametrize(
+    "init",
+    [
+        icl.Merged.initialiser(TASK, heads=3, scale=0.1, blocks=icl.Blocks.FULL),
+        icl.Softmax.initialiser(TASK, heads=2, scale=0.1),
+        icl.MLP.initialiser(TASK, heads=2, scale=0.1),
+        icl.ConvNet.initialiser(TASK, heads=2, scale=0.1),
+        icl.Layers.initialiser(TASK, layers=3, heads=2, scale=0.1),
+        icl.Layers.initialiser(TASK, layers=3, heads=2, scale=0.1, tied=True),
+    ],
+    ids=["merged", "softmax", "mlp", "convnet", "layers", "tied"],
+)
+def test_a_model_names_what_draws_its_like(init):
+    model = init(jax.random.key(0))
+    found = model.as_initialiser()
+    shapes = [jax.tree.map(jnp.shape, one) for one in (model, found(jax.random.key(1)))]
+    assert type(found) is type(init)
+    assert eqx.tree_equal(*shapes)
 
 
 def test_a_saved_sweep_is_read_by_the_commands(runs, tmp_path, monkeypatch, capsys):

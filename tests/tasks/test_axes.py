@@ -13,7 +13,7 @@ from iclflow.dynamics import Descent
 from iclflow.explorer.payload import payload
 from iclflow.losses import Population
 from iclflow.models import Merged, Separate
-from iclflow.runs.record import FixedPointDistance, to_dataset
+from iclflow.runs.record import FixedPointDistance
 from iclflow.runs.simulate import simulate
 from iclflow.study.study import Settings, Study
 from iclflow.tasks.laws import Commuting, Normal
@@ -132,7 +132,7 @@ def test_diagnosis_names_components_from_the_largest_eigenvalue():
             Population(t), m, Descent(1.0), saveat=[0, 10, 30, 100, 300, 1000, 3000],
             record=["loss", "weights"],
         )  # fmt: skip
-        found.append(diagnose_run(to_dataset(run), source=t, init=init, sequences=100))
+        found.append(diagnose_run(run.to_dataset(), source=t, init=init, sequences=100))
     first, second = found
     assert second["algorithm"].values.tolist() == first["algorithm"].values.tolist()
     assert "PCR-1" in second["algorithm"].values
