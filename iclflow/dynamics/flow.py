@@ -18,17 +18,20 @@ NO_STEP = 100  # units of the last place of the time, in which weights that dive
 
 
 class NextStep(eqx.Module):
-    """The step with which a fused flow goes on, so that a pause changes no bit of a run.
+    """The step with which a flow goes on, so that a pause changes no bit of a run.
 
     A step that reaches beyond a mark is made again from where it began. The weights at the mark
-    lie inside this step, and a solver that began from them would make other steps. Diffrax begins
-    from them and keeps no step: `size` is zero then.
+    lie inside this step, and a solver that began from them would make other steps.
 
     - `weights`: the weights at the beginning of the step.
     - `time`: when it begins.
     - `size`: its length, or zero for a solver that begins anew from the weights of the model.
     - `last`: the binary logarithm of the squared error of the step before, in tolerances.
     - `crawled`: explicit steps in a row that stability bounded; infinite where steps are implicit.
+    - `end`: when it ends. Zero if the step is not one of Diffrax.
+    - `kept`: what a solver of Diffrax knows at its beginning; None where it needs nothing.
+
+    A fused flow reads and writes `last` and `crawled`, and Diffrax `end` and `kept`.
     """
 
     weights: AbstractModel
@@ -36,12 +39,18 @@ class NextStep(eqx.Module):
     size: Float[Array, "*runs"]
     last: Float[Array, "*runs"]
     crawled: Float[Array, "*runs"]
+    end: Float[Array, "*runs"]
+    kept: Any
 
     @classmethod
-    def anew(cls, model: AbstractModel) -> "NextStep":
-        """No step: a solver begins from the weights of the model."""
+    def anew(cls, model: AbstractModel, kept: Any) -> "NextStep":
+        """No step: a solver begins from the weights of the model.
+
+        - `kept`: arrays of the shapes of what the solver keeps.
+        """
         zero = jnp.zeros(())
-        return cls(eqx.filter(model, eqx.is_inexact_array), zero, zero, zero, zero)
+        weights = eqx.filter(model, eqx.is_inexact_array)
+        return cls(weights, zero, zero, zero, zero, zero, jax.tree.map(jnp.zeros_like, kept))
 
 
 class FlowState(eqx.Module):
@@ -139,17 +148,30 @@ class Flow(AbstractDynamics):
         return found.astype(float)
 
     def init(self, loss: AbstractLoss, model: AbstractModel, key: PRNGKeyArray) -> FlowState:
-        del loss, key
+        del key
         leaves = jax.tree.leaves(eqx.filter(model, eqx.is_inexact_array))
         total = sum((jnp.sum(leaf**2) for leaf in leaves), jnp.zeros(()))
         count = sum(leaf.size for leaf in leaves)
         scale = jnp.sqrt(total / count)
-        return FlowState(model, jnp.zeros(()), scale, RESULTS.finished, NextStep.anew(model))
+        step = NextStep.anew(model, self._kept(loss, model))
+        return FlowState(model, jnp.zeros(()), scale, RESULTS.finished, step)
+
+    def _kept(self, loss: AbstractLoss, model: AbstractModel) -> Any:
+        """Arrays of the shapes of what the solver knows at the beginning of a step."""
+        if self.explicit:
+            return None
+        import diffrax
+
+        term = diffrax.ODETerm(lambda t, y, args: slope(loss.at(t), eqx.combine(y, static)))
+        weights, static = eqx.partition(model, eqx.is_inexact_array)
+        shapes = eqx.filter_eval_shape(self.solver.init, term, 0.0, 0.0, weights, None)
+        return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
 
     def renew(self, loss: AbstractLoss, state: FlowState) -> FlowState:
         """The same without the step that it would go on with: it was made with the old loss."""
         del loss
-        return eqx.tree_at(lambda s: s.step, state, NextStep.anew(state.model))
+        step = NextStep.anew(state.model, state.step.kept)
+        return eqx.tree_at(lambda s: s.step, state, step)
 
     @property
     def explicit(self) -> bool:
@@ -182,6 +204,7 @@ class Flow(AbstractDynamics):
     ) -> Stretch:
         import diffrax  # half a second that only a flow should cost
 
+        from iclflow.dynamics.beyond import Beyond, Remembering
         from iclflow.dynamics.rosenbrock import Rosenbrock
 
         marks = jnp.asarray(marks, float)
@@ -199,38 +222,54 @@ class Flow(AbstractDynamics):
         solver = diffrax.Tsit5() if self.solver is None else self.solver
         if isinstance(solver, Rosenbrock):
             solver = solver.on(loss, state.model, self.tolerance, absolute)
+        step, last = state.step, marks[-1]
+        goes_on = step.size > 0
+        known = goes_on & (step.end > step.time)
+        begin = jnp.where(goes_on, step.time, state.mark)
+        end = jnp.where(known, step.end, jnp.where(goes_on, step.time + step.size, begin))
+        weights = jax.tree.map(lambda a, b: jnp.where(goes_on, a, b), step.weights, weights)
+        # What a loss that drifts would be beyond the last mark may be no loss at all.
+        cuts = loss.drifts
+        stop = jnp.maximum(last, begin) if cuts else jnp.inf
         saves = [diffrax.SubSaveAt(ts=marks, fn=recorded), diffrax.SubSaveAt(t1=True)]
         solution = diffrax.diffeqsolve(
             diffrax.ODETerm(field),
-            solver,
-            t0=state.mark,
-            t1=jnp.maximum(marks[-1], state.mark),
+            Remembering(solver, last, known, step.kept, not self.explicit),
+            t0=begin,
+            t1=stop,
             dt0=None,
             y0=weights,
-            saveat=diffrax.SaveAt(subs=saves),
-            stepsize_controller=diffrax.PIDController(rtol=self.tolerance, atol=absolute),
+            saveat=diffrax.SaveAt(subs=saves, solver_state=True),
+            stepsize_controller=Beyond(
+                rtol=self.tolerance, atol=absolute, end=end, last=jnp.inf if cuts else last
+            ),
             max_steps=self.max_steps,
             throw=False,
         )
         assert solution.ys is not None
-        assert solution.ts is not None
-        values, last = solution.ys
-        model = eqx.combine(jax.tree.map(lambda a: a[-1], last), static)
-        ended = jnp.sum(jnp.where(jnp.isfinite(solution.ts[1]), solution.ts[1], 0.0))
+        assert solution.solver_state is not None
+        (values, after), begun = solution.ys, solution.solver_state[1]
+        failed = begun.end < last
+        ended = jnp.where(failed, begun.end, last)
+        reached = jax.tree.map(lambda a, b: jnp.where(failed, a[-1], b), after, begun.last)
+        model = eqx.combine(reached, static)
         limit = solution.result == diffrax.RESULTS.max_steps_reached
         limit &= ~_stuck(loss.at(ended), model, ended)
-        failed = RESULTS.where(limit, RESULTS.step_limit, RESULTS.diverged)
-        result = RESULTS.where(
-            solution.result == diffrax.RESULTS.successful, RESULTS.finished, failed
-        )
+        why = RESULTS.where(limit, RESULTS.step_limit, RESULTS.diverged)
+        result = RESULTS.where(failed, why, RESULTS.finished)
         result = RESULTS.where(state.result == RESULTS.finished, result, state.result)
+        anew = NextStep.anew(model, step.kept)
+        # A run that failed begins anew where it is, and so does one whose last step was cut short.
+        size = begun.end - begun.time
+        again = (begun.weights, begun.time, size, anew.last, step.crawled, begun.end, begun.kept)
+        again = jax.tree.map(lambda a, b: jnp.where(failed | cuts, a, b), anew, NextStep(*again))
         return Stretch(
             time=marks,
             step=marks,
             record=jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, jnp.nan), values),
             result=result,
             stopped=ended,
-            state=FlowState(model, ended, state.scale, result, NextStep.anew(model)),
+            state=FlowState(model, ended, state.scale, result, again),
         )
 
 

@@ -184,7 +184,9 @@ def test_a_flow_jumps_and_drifts():
     np.testing.assert_allclose(whole.loss[2:], second.loss, rtol=1e-8)
     still = icl.simulate(icl.Drift(lambda time: LOSS), start(), flow, saveat=marks)
     plain = icl.simulate(LOSS, start(), flow, saveat=marks)
-    np.testing.assert_allclose(still.loss, plain.loss, rtol=1e-12)
+    np.testing.assert_allclose(still.loss[:-1], plain.loss[:-1], rtol=1e-12)
+    # The last step of a drift ends at the last mark, and other steps reach beyond it.
+    np.testing.assert_allclose(still.loss[-1], plain.loss[-1], rtol=1e-10)
     with pytest.raises(ValueError, match="this loss drifts; use Flow"):
         icl.simulate(icl.Drift(lambda time: LOSS), start(),
                      icl.Flow(solver=icl.Rosenbrock()), until=1.0)  # fmt: skip

@@ -229,13 +229,36 @@ def test_pieces_change_no_bit():
     same_bits(state.model, whole.state.model)
 
 
-@COMPILER
+@pytest.mark.parametrize("solver", [None, icl.Chebyshev(), icl.Rosenbrock()])
+def test_pieces_change_no_bit_by_diffrax(solver):
+    """A pair that needs no state of its own, one that needs it, and an implicit solver."""
+    flow, found = icl.Flow(1e-4, solver=solver), []
+    start = parts_of(flow, seeds=range(3))[2]
+    for pieces in ([[0.0, 200.0]], [[0.0, 1.0], [3.3, 3.3], [3.3, 30.0], [31.0, 200.0]]):
+        state, losses = start, []
+        for piece in pieces:  # as many marks in each: one compiled program
+            run = vmapped((POPULATION, flow, state), (None, None), np.asarray(piece), RECORD)
+            state = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), run.state)
+            losses.append(run.record["loss"])
+        found.append((state, losses[0][:, 0], losses[-1][:, -1]))
+    same_bits(*found)
+    assert (np.asarray(found[0][0].step.time) < 200.0).all()
+    assert (np.asarray(found[0][0].step.end) > 200.0).all()
+
+
+@pytest.mark.parametrize("by", ["fused", "vmap"])
 @pytest.mark.long
 @pytest.mark.usefixtures("always")
-def test_an_interrupted_sweep_of_flows_goes_on_to_the_same_bits(monkeypatch, tmp_path):
+def test_an_interrupted_sweep_of_flows_goes_on_to_the_same_bits(monkeypatch, tmp_path, by):
+    """It also has the bits of a sweep in one piece."""
+    if by == "vmap":
+        monkeypatch.setattr(engine, "available", lambda: engine.VMAP)
+    elif cpp.compiler() is None:
+        pytest.skip("there is no C++ compiler")
+    options = {"saveat": MARKS, "seeds": 3, "record": ["loss"], "final": ["weights"]}
+    once = icl.sweep(TASK, SEPARATE, icl.Flow(1e-7), **options)
     monkeypatch.setattr("iclflow.runs.batch.BRIEF", 0.0)
     monkeypatch.setattr("iclflow.runs.batch.SAVE_EVERY", 0.0)
-    options = {"saveat": MARKS, "seeds": 3, "record": ["loss"], "final": ["weights"]}
     whole = icl.sweep(TASK, SEPARATE, icl.Flow(1e-7), **options)
 
     class Stop:
@@ -250,9 +273,10 @@ def test_an_interrupted_sweep_of_flows_goes_on_to_the_same_bits(monkeypatch, tmp
     part = icl.sweep(TASK, SEPARATE, icl.Flow(1e-7), observers=[Stop()], **kept)
     assert np.isnan(part["loss"][..., -1]).all()
     resumed = icl.sweep(TASK, SEPARATE, icl.Flow(1e-7), **kept)
-    assert resumed.attrs["engine"].startswith("fused")
+    assert resumed.attrs["engine"].startswith(by)
     for name in whole.variables:
         np.testing.assert_array_equal(resumed[name], whole[name])
+        np.testing.assert_array_equal(whole[name], once[name])
 
 
 @COMPILER

@@ -271,7 +271,11 @@ def _flowed(state: FlowState, found: flow_cpp.Flowed) -> FlowState:
 
     result = eqx.filter_vmap(ended)(found.ends, state.result)
     model = eqx.combine(model, static)
-    return FlowState(model, reached, state.scale, result, NextStep(ahead, *rest))
+    time, size, last, crawled = rest
+    step = NextStep(
+        ahead, time, size, last, crawled, end=jnp.zeros_like(reached), kept=state.step.kept
+    )
+    return FlowState(model, reached, state.scale, result, step)
 
 
 def reason_of(error: Exception) -> str:
