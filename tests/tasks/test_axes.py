@@ -88,7 +88,7 @@ def test_levels_times_and_runs_do_not_depend_on_the_order_of_the_axes(kind):
     np.testing.assert_allclose(
         predict(other, turned(start), probes=0).times,
         predict(one, start, probes=0).times,
-        rtol=1e-4,  # of samples the solver's own error is 4e-5 at most: benchmarks/staircase.py
+        rtol=1e-5,
     )
     pairs = ((one, start), (other, turned(start)))
     distance = [float(FixedPointDistance.of(t)(m)) for t, m in pairs]

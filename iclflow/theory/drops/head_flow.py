@@ -6,6 +6,7 @@ that `dL/dt = -2 Σ |dW/dt|²` and the Jacobian is symmetric.
 """
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -38,9 +39,9 @@ class HeadFlow:
     rank: int
     block: Int[np.ndarray, " H"] | None = None
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
-        """The number D of inputs of a head."""
+        """The number D of inputs of a head. It is kept: every step of the solver asks for it."""
         return self.source.size // self.source.blocks
 
     def split(self, y: Float[np.ndarray, "*T n"]) -> Parts:

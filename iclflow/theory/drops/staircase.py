@@ -37,7 +37,7 @@ from iclflow.theory.drops.stack import Stack
 LEAD = 50.0  # the flow takes over when c v = 1/LEAD
 AWAKE = 0.3  # share of the expected final value weight above which a head counts as escaped
 NEAR_REST = 1e-2  # force on the heads awake, in units of the drop, at which a rest is looked for
-TRANSIENT = 1e-6  # phase that dormant heads may miss when heads awake are put at rest
+TRANSIENT = 1e-8  # phase that dormant heads may miss when heads awake are put at rest
 CLOSE = 1e-4  # relative change of R at which heads awake may be put at rest
 FAR = 10  # times that, after one step of Newton's method: it is not worth another one
 AGAIN = (1 / 300, 1 / 3)  # bounds of the share to which the force falls before the next search
