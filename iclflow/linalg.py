@@ -149,10 +149,17 @@ class FactoredMatrix(eqx.Module):
         """Mᵀ = Bᵀ Aᵀ."""
         return FactoredMatrix(self.right.T, self.left.T)
 
+    def _triangles(self) -> tuple[Float[Array, "a r"], Float[Array, "b r"]]:
+        """R_a and R_b, by one call for both where A and Bᵀ have the same shape."""
+        sides = self.left, self.right.T
+        if sides[0].shape == sides[1].shape and sides[0].dtype == sides[1].dtype:
+            outer, inner = jnp.linalg.qr(jnp.stack(sides), mode="r")
+            return outer, inner
+        return jnp.linalg.qr(sides[0], mode="r"), jnp.linalg.qr(sides[1], mode="r")
+
     def core(self) -> Float[Array, "a b"]:
         """R_a R_bᵀ, which has the singular values of M."""
-        outer = jnp.linalg.qr(self.left, mode="r")
-        inner = jnp.linalg.qr(self.right.T, mode="r")
+        outer, inner = self._triangles()
         return outer @ inner.T
 
     def singular_values(self) -> Float[Array, " k"]:
@@ -172,8 +179,7 @@ class FactoredMatrix(eqx.Module):
         V σ = Mᵀ U goes through the triangular factors alone; a last QR makes the rows
         orthonormal, also where σ is zero.
         """
-        outer = jnp.linalg.qr(self.left, mode="r")
-        inner = jnp.linalg.qr(self.right.T, mode="r")
+        outer, inner = self._triangles()
         u, values, _ = jnp.linalg.svd(outer @ inner.T, full_matrices=False)
         rows = self.right.T @ (outer.T @ u[:, :count])
         return values, jnp.linalg.qr(rows)[0].T

@@ -402,28 +402,37 @@ class Engine:
     A loss that jumps has one loop per piece, all of one kind.
 
     - `loss`: of the batch, whose pieces the loops are for.
-    - `advances`: (state, marks, record, whether it begins at a jump) -> run, one per piece.
+    - `advances`: (state, marks, record, whether it begins at a jump, whether anything is recorded)
+      -> run, one per piece.
     - `kind`: vmap, C++ or CUDA.
     - `reason`: why it is vmap.
     - `loops`: the fused loops, one per piece.
     """
 
     loss: AbstractLoss
-    advances: list[Callable[[Any, np.ndarray, dict[str, Callable], bool], Any]]
+    advances: list[Callable[[Any, np.ndarray, dict[str, Callable], bool, bool | None], Any]]
     kind: str
     reason: str | None
     loops: list[Fused]
 
     def advance(
-        self, here: float, state: Any, marks: np.ndarray, record: dict[str, Callable]
+        self,
+        here: float,
+        state: Any,
+        marks: np.ndarray,
+        record: dict[str, Callable],
+        wanted: bool | None = None,
     ) -> Any:
         """All runs from the mark `here` to the last of the marks, which lie before the next jump.
 
         What is recorded at a jump is what its new loss measures.
+
+        - `wanted`: whether anything is recorded, as in `vmapped`. A fused loop, which compiles in
+          a moment, has a program of its own for each.
         """
         number = piece_at(self.loss, here)[0]
         start = self.loss.pieces[number][0]
-        return self.advances[number](state, marks, record, start == here > 0)
+        return self.advances[number](state, marks, record, start == here > 0, wanted)
 
     def __str__(self) -> str:
         if self.kind == VMAP:
@@ -485,14 +494,18 @@ def _advances(found: Engine, batch: Batch, fused: Fused) -> Callable:
     (loss, _, dynamics), axes = batch.parts, (batch.axes[0], batch.axes[2])
     most = cost.share(batch.like, batch.one[0].scratch())
 
-    def advance(now: Any, marks: np.ndarray, record: dict[str, Callable], jumps: bool) -> Any:
+    def advance(
+        now: Any, marks: np.ndarray, record: dict[str, Callable], jumps: bool, wanted: bool | None
+    ) -> Any:
         now = _renewed(loss, dynamics, now, axes) if jumps else now
         if found.kind != VMAP:
             try:
+                if wanted is False:
+                    return fused.advance((loss, dynamics, now), marks[-1:], {})
                 return fused.advance((loss, dynamics, now), marks, record)
             except CannotFuse as error:
                 found.kind, found.reason = VMAP, str(error)
-        return vmapped((loss, dynamics, now), axes, marks, record, most)
+        return vmapped((loss, dynamics, now), axes, marks, record, most, wanted)
 
     return advance
 
@@ -536,18 +549,22 @@ def _piece(
     - `stops`: marks at which a piece must end, because observers look there.
     """
     begin, here = progress.done, max(progress.mark, 0.0)
+    both = True if np.isfinite(longest) else None  # many pieces, some of them without a save point
     jump = piece_at(engine.loss, here)[2]
     if marks[begin] >= jump or marks[begin] - here > longest:
-        target = np.asarray([min(here + longest, jump)], marks.dtype)
-        state = engine.advance(here, progress.state, target, {}).state
-        return BatchProgress(state, progress.record, float(target[0]), begin)
+        target = np.full(size, min(here + longest, jump)).astype(marks.dtype)
+        if both:
+            run = engine.advance(here, progress.state, target, recording.functions, False)
+        else:
+            run = engine.advance(here, progress.state, target[:1], {})
+        return BatchProgress(run.state, progress.record, float(target[0]), begin)
     segment = marks[begin : begin + size]
     segment = segment[segment < jump]
     segment = segment[segment - here <= longest] if len(segment) > 1 else segment
     cut = next((i + 1 for i, mark in enumerate(segment) if float(mark) in stops), len(segment))
     segment = segment[:cut]
     padded = np.concatenate([segment, np.repeat(segment[-1:], size - len(segment))])
-    run = engine.advance(here, progress.state, padded, recording.functions)
+    run = engine.advance(here, progress.state, padded, recording.functions, both)
     found, count, record = to_host(run.record), len(segment), progress.record
     if not record and count == len(marks):  # all in one piece: nothing to copy
         return BatchProgress(run.state, found, float(segment[-1]), count)

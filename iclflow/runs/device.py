@@ -126,6 +126,7 @@ def vmapped(
     marks: np.ndarray,
     record: dict[str, Callable],
     most: int | None = None,
+    wanted: bool | None = None,
 ) -> Advanced:
     """Advance all runs to the last mark under `vmap`, with what they record at the marks.
 
@@ -139,8 +140,11 @@ def vmapped(
     - `marks`: the save points.
     - `record`: name -> function of (model, loss).
     - `most`: the runs of a share at most (`cost.share`); None for one share per core.
+    - `wanted`: whether anything is recorded at the marks. One compiled program serves both, with
+      zeros where nothing is; None for a program that always records.
     """
     _, dynamics, state = parts
+    recorded = None if wanted is None else np.asarray(wanted)
     of_state = own_leaves(dynamics, state)
     own = (*(False if axis is None else eqx.is_array for axis in axes), of_state)
     runs, common = eqx.partition(parts, own)
@@ -148,11 +152,13 @@ def vmapped(
 
     def advance(first: int) -> Advanced:
         some = jax.tree.map(lambda a: a[first : first + size], runs)
-        return jax.block_until_ready(_advanced(*eqx.combine(some, common), marks, record, axes))
+        return jax.block_until_ready(
+            _advanced(*eqx.combine(some, common), marks, record, axes, recorded)
+        )
 
     size = share_size(count, most)
     if size == count:  # nothing to cut: no copies
-        return jax.block_until_ready(_advanced(*parts, marks, record, axes))
+        return jax.block_until_ready(_advanced(*parts, marks, record, axes, recorded))
     starts = [*range(0, count - size, size), count - size]
     with ThreadPoolExecutor(cores()) as pool:  # a compiled program holds no lock
         found = list(pool.map(advance, starts))
@@ -189,13 +195,40 @@ def share_size(runs: int, most: int | None = None) -> int:
 
 
 @in_plain_loops
-def _advanced(loss, dynamics, state, marks, record, axes) -> Advanced:
+def _advanced(loss, dynamics, state, marks, record, axes, wanted) -> Advanced:
+    if wanted is not None and record:
+        record = {WHOLE: _if_wanted(wanted, record)}
+
     def one(loss: Any, how: Any, state: Any) -> Any:
         return how.advance(loss, state, marks, record)
 
     own = jax.tree.map(lambda mine: 0 if mine else None, own_leaves(dynamics, state))
     run = eqx.filter_vmap(one, in_axes=(*axes, own))(loss, dynamics, state)
-    return Advanced(one_clock(dynamics, run.state), run.record)
+    return Advanced(one_clock(dynamics, run.state), run.record.get(WHOLE, run.record))
+
+
+WHOLE = "iclflow: all that is recorded"
+
+
+def _if_wanted(wanted: Any, record: dict[str, Callable]) -> Callable:
+    """One recorder of everything, which computes nothing and records zeros where it is not wanted.
+
+    - `wanted`: the same for all runs, so that `vmap` leaves the branch a branch.
+    - `record`: name -> function of (model, loss).
+    """
+
+    def everything(model: Any, loss: Any) -> dict[str, Any]:
+        return {name: function(model, loss) for name, function in record.items()}
+
+    def recorder(model: Any, loss: Any) -> Any:
+        shapes = eqx.filter_eval_shape(everything, model, loss)
+
+        def nothing() -> Any:
+            return jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), shapes)
+
+        return jax.lax.cond(wanted, lambda: everything(model, loss), nothing)
+
+    return recorder
 
 
 def own_leaves(dynamics: Any, state: Any) -> Any:

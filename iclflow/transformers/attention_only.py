@@ -250,9 +250,10 @@ def spectrum(model: AttentionOnly, rank: int) -> Spectrum:
     >>> spectrum(model, 1).basis.shape  # circuits, layers, heads, vectors, width
     (2, 2, 2, 1, 4)
     """
-    leading = jax.vmap(jax.vmap(lambda matrix: matrix.right_svd(rank)))
-    found = [leading(circuit) for circuit in model.circuits().values()]
-    return Spectrum(*(jnp.stack(part) for part in zip(*found, strict=True)))
+    # All heads of both circuits in one batch: a device calls each factorisation once.
+    both = jax.tree.map(lambda *parts: jnp.stack(parts), *model.circuits().values())
+    leading = jax.vmap(jax.vmap(jax.vmap(lambda matrix: matrix.right_svd(rank))))
+    return Spectrum(*leading(both))
 
 
 def effective_ranks(values: Float[Array, "*batch e"]) -> Float[Array, "*batch"]:

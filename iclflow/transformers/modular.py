@@ -148,24 +148,31 @@ class ModularInitialiser(AbstractInitialiser):
             )
 
     def __call__(self, key: PRNGKeyArray) -> ModularTransformer:
-        keys = iter(jax.random.split(key, 9))
+        keys = jax.random.split(key, 9)
         d, m, p, h = self.width, self.hidden, self.modulus, self.heads
 
-        def draw(shape: tuple[int, ...], size: int = d) -> Array:
-            return size**-0.5 * jax.random.normal(next(keys), shape, self.precision)
+        def draw(*places: int, numbers: int) -> Array:
+            """As many for each of some keys: weights of one size share a draw, and compile once."""
+            normal = lambda one: jax.random.normal(one, (numbers,), self.precision)  # noqa: E731
+            return d**-0.5 * jax.vmap(normal)(keys[np.asarray(places)])
 
+        [embedding], [positions] = draw(0, numbers=(p + 1) * d), draw(1, numbers=3 * d)
+        query, key_, value, output = draw(2, 3, 4, 5, numbers=d * d)
+        hidden, readout = draw(6, 7, numbers=d * m)
+        unembedding = p**-0.5 * jax.random.normal(keys[8], (d, p), self.precision)
+        inward = (h, d, d // h)
         return ModularTransformer(
-            embedding=draw((p + 1, d)),
-            positions=draw((3, d)),
-            query=draw((h, d, d // h)),
-            key=draw((h, d, d // h)),
-            value=draw((h, d, d // h)),
-            output=draw((h, d // h, d)),
-            hidden=draw((d, m)),
+            embedding=embedding.reshape(p + 1, d),
+            positions=positions.reshape(3, d),
+            query=query.reshape(inward),
+            key=key_.reshape(inward),
+            value=value.reshape(inward),
+            output=output.reshape(h, d // h, d),
+            hidden=hidden.reshape(d, m),
             hidden_bias=jnp.zeros((m,), self.precision),
-            readout=draw((m, d)),
+            readout=readout.reshape(m, d),
             readout_bias=jnp.zeros((d,), self.precision),
-            unembedding=draw((d, p), p),
+            unembedding=unembedding,
         )
 
 

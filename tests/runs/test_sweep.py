@@ -311,6 +311,20 @@ def test_a_store_goes_on_in_every_bit(dynamics, tmp_path, monkeypatch):
     np.testing.assert_allclose(free["loss"], whole["loss"], rtol=1e-7)
 
 
+def test_pieces_with_and_without_a_save_point_are_one_program(tmp_path, monkeypatch, caplog):
+    """Step 6 to step 50 are several pieces, and only the last of them records."""
+    monkeypatch.setattr("iclflow.runs.batch.SAVE_EVERY", 0.0)
+    monkeypatch.setattr("iclflow.runs.batch.MANY_PIECES", 8)
+    asked = {"saveat": [0, 5, 6, 50], "seeds": 7, "record": ["loss", "weights"]}
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        runs = sweep(LOSS, INIT, DESCENT, store=tmp_path / "many", **asked)
+    made = [m for m in caplog.messages if "Finished XLA compilation of jit(_advanced)" in m]
+    assert len(made) == 1
+    free = sweep(LOSS, INIT, DESCENT, **asked)
+    for name in runs.data_vars:
+        np.testing.assert_allclose(runs[name], free[name], rtol=1e-7)
+
+
 def test_snapshots_of_a_flow_below_one_have_names_of_their_own(tmp_path):
     marks = [0.0, 0.25, 0.5, 1.5]
     watch = Snapshots(tmp_path, lambda model: {"keys": model.keys})

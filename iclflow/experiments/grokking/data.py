@@ -32,7 +32,6 @@ from iclflow.measures import (
     marginalised_effective_rank,
     projector_distance,
     relative_to_start,
-    singular_values,
     time_curvature,
     unexplained,
 )
@@ -154,8 +153,7 @@ def run_preset(
         "train_accuracy": loss.accuracy,
         "test_accuracy": test.accuracy,
         "weight_norm": ModularTransformer.weight_norm,
-        "singular_values": _head_spectra,
-        "bases": _HeadBases(preset.kept),
+        "heads": _HeadSpectra(preset.kept),
         "embedding_concentration": _embedding_concentration,
         "unembedding_concentration": _unembedding_concentration,
     }
@@ -187,17 +185,17 @@ def _writing(model: ModularTransformer, loss: Any) -> FactoredMatrix:
     return model.circuits()["OV"]
 
 
-def _head_spectra(model: ModularTransformer) -> Float[Array, "H e"]:
-    return jax.vmap(singular_values)(model.circuits()["OV"])
+class _HeadSpectra(eqx.Module):
+    """Singular values of OV of every head, and its leading right singular vectors.
 
-
-class _HeadBases(eqx.Module):
-    """The leading right singular vectors of OV of every head: the directions it writes to."""
+    The vectors are the directions that a head writes to. One factorisation gives both.
+    """
 
     count: int = eqx.field(static=True)
 
-    def __call__(self, model: ModularTransformer) -> Float[Array, "H k d"]:
-        return jax.vmap(lambda head: head.right_svd(self.count)[1])(model.circuits()["OV"])
+    def __call__(self, model: ModularTransformer) -> dict[str, Array]:
+        values, basis = jax.vmap(lambda head: head.right_svd(self.count))(model.circuits()["OV"])
+        return {"singular_values": values, "bases": basis}
 
 
 def _embedding_concentration(model: ModularTransformer) -> Float[Array, ""]:

@@ -382,13 +382,24 @@ def _kept(
 
 def _circuits(runs: xr.Dataset, init: AttentionOnlyInitialiser, steps: np.ndarray) -> list[Any]:
     """Effective ranks, distances to the end and speeds, [seed, mark, circuit]: means over heads."""
-    values, basis = (jnp.asarray(runs[f"spectrum.{name}"].values) for name in ("values", "basis"))
+    values, basis = (runs[f"spectrum.{name}"].values for name in ("values", "basis"))
     variables = {str(name): variable for name, variable in runs.items()}
-    found = _circuit_measures(values, basis, final_models(variables, init))
-    ranks, distances, moved = (np.asarray(part).mean(axis=(-2, -1)) for part in found)
+    final = final_models(variables, init)
+    each = []
+    for layer in range(init.layers):  # by itself, so that all depths share one compiled program
+        alone = {name: np.asarray(getattr(final, name))[:, [layer]] for name in BY_LAYER}
+        one = dataclasses.replace(final, **alone)  # pyright: ignore[reportArgumentType]
+        each.append(
+            _circuit_measures(values[..., [layer], :, :], basis[..., [layer], :, :, :], one)
+        )
+    found = (np.concatenate(parts, axis=-2) for parts in zip(*each, strict=True))
+    ranks, distances, moved = (part.mean(axis=(-2, -1)) for part in found)
     speeds = np.full_like(ranks, np.nan)  # the first has no checkpoint before it
     speeds[:, 1:] = moved / log_intervals(steps.astype(float))[:, None]
     return [ranks, distances, speeds]
+
+
+BY_LAYER = ("query", "key", "value", "output")
 
 
 @eqx.filter_jit
