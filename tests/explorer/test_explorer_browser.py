@@ -348,7 +348,7 @@ def test_recorded_runs_are_shown(page, tmp_path):
         "&spectrum=0.5,0.3&task_covariance=1,2&rotate=true",
         pytest.param(
             "layers=2&spectrum=0.6,0.3&heads=2&scale=0.3&steps=400&noise=0.3&rotate=true",
-            marks=pytest.mark.long,
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["population", "prompts", "fixed task", "two layers"],
