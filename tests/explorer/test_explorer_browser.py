@@ -570,6 +570,9 @@ def test_it_is_calm_where_motion_is_not_wanted_and_small_where_embedded(page, fi
     assert page.evaluate("explorer.timeline.index === explorer.trainer.front.times.length - 1")
     assert page.evaluate("getComputedStyle(document.querySelector('.panels')).display") == "none"
     assert page.evaluate("getComputedStyle(document.getElementById('loss')).display") == "block"
+    page.evaluate("postMessage({ theme: 'dark' }, '*')")  # here the page is its own parent
+    page.evaluate("new Promise(heard => setTimeout(heard, 50))")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
 def test_a_rate_that_diverges_is_said_and_kept(page, file):

@@ -33,6 +33,10 @@ if (new URLSearchParams(location.hash.slice(1)).has("embed")) {
   // The page around it gives the frame this height, so that nothing scrolls within what scrolls.
   const tell = () => parent.postMessage({ iclflow: document.body.scrollHeight }, "*");
   new ResizeObserver(tell).observe(document.body);
+  // The page around it is dark or light by its own switch, and says which.
+  addEventListener("message", ({ source, data }) => {
+    if (source === parent && ["light", "dark"].includes(data?.theme)) document.documentElement.dataset.theme = data.theme;
+  });
 }
 const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
 let log = true,
