@@ -98,7 +98,7 @@ class Flow(AbstractDynamics):
     - `max_steps`: the most steps of the solver between two calls; a longer run ends with the
       result `step_limit`.
     - `solver`: an adaptive solver of Diffrax, `diffrax.Tsit5()` unless given (a sweep may then take
-      another pair of the same tolerance, which its attribute `engine` names);
+      another pair of the same accuracy, which its attribute `engine` names);
       `iclflow.Rosenbrock()` is the one for attention in the population over long times and in
       many dimensions, `iclflow.Chebyshev()` for long plateaus of anything else.
 

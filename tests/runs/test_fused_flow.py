@@ -145,12 +145,8 @@ def test_the_error_falls_as_the_power_of_the_step_that_the_order_says(solver, to
 
 @COMPILER
 def test_errors_are_on_a_line_with_those_of_diffrax():
-    """In proportion to the tolerance. By the same pair they are no larger.
-
-    Those of the stabilised pair, whose order is lower, are four times theirs at 1e-4 and equal at
-    1e-6.
-    """
-    marks, tolerances = np.geomspace(1.0, 200.0, 30), np.asarray([1e-4, 1e-6, 1e-8])
+    """By the same pair, and by the one that is chosen: no larger, at any tolerance."""
+    marks, tolerances = np.geomspace(1.0, 200.0, 30), np.asarray([1e-4, 1e-5, 1e-6, 1e-8])
     record = {"loss": RECORD["loss"]}
     exact = advance(parts_of(icl.Flow(1e-12)), marks, record).record["loss"]
     ours, chosen, theirs = [], [], []
@@ -162,9 +158,9 @@ def test_errors_are_on_a_line_with_those_of_diffrax():
             (theirs, vmapped(parts, (None, None), marks, record)),
         ):
             errors.append(np.sqrt(np.mean((np.asarray(found.record["loss"]) - exact) ** 2)))
-    for errors, most in ((ours, 1.5), (chosen, 5)):
-        assert (np.asarray(errors) < most * np.asarray(theirs)).all()
-        assert 0.8 < np.polyfit(np.log(tolerances), np.log(errors), 1)[0] < 1.2
+    for errors in (ours, chosen):
+        assert (np.asarray(errors) < 1.5 * np.asarray(theirs)).all()
+        assert 0.6 < np.polyfit(np.log(tolerances), np.log(errors), 1)[0] < 1.2
 
 
 @COMPILER

@@ -18,7 +18,7 @@ from iclflow.dynamics import Flow, FlowState
 from iclflow.dynamics.base import RESULTS
 from iclflow.dynamics.flow import NextStep, slope
 from iclflow.runs.device import Advanced, cores, to_host
-from iclflow.runs.fused import cpp, cuda, flow_cpp, flow_cuda
+from iclflow.runs.fused import cpp, cuda, flow_cpp, flow_cuda, rock4
 from iclflow.runs.fused.program import TERMS, Program, trace, write
 from iclflow.runs.fused.values import CannotFuse
 
@@ -224,8 +224,9 @@ class FusedFlow(Fused):
         ahead = jax.tree.leaves(state.step.weights)
         zeros, how = self.zeros(parts, record or self.record), (targets, dynamics.max_steps)
         start: Any = ({i: leaves[i] for i in program.read}, ahead, course)
-        tolerances, running = (tolerance, ground), state.running
+        running = state.running
         loose = self.loose(dynamics.tolerance)
+        tolerances = (jnp.where(loose, rock4.strict(tolerance), tolerance), ground)
         loop: Any = functools.partial(flow_cuda.advance, loose=loose)
         if self.engine == CPP:
             start, tolerances, running = jax.tree.map(np.asarray, (start, tolerances, running))
