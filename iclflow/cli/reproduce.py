@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -296,6 +297,38 @@ def summary(report: Any) -> dict[str, Any]:
     }
 
 
+WATCHED = 20.0  # seconds of work from which the rest is announced
+
+
+class Remaining:
+    """How far an experiment is, in words, and how long the rest will take at the same pace.
+
+    The pace counts from the first report on: what is compiled before it is not repeated, and what
+    an earlier process has done was not done now.
+    """
+
+    def __init__(self) -> None:
+        self.first: tuple[float, float] | None = None  # fraction done and time of the first report
+
+    def words(self, done: float, now: float) -> str:
+        """The state of the experiment.
+
+        - `done`: the fraction that is done.
+        - `now`: the time in seconds, on any clock that runs evenly.
+        """
+        if done <= 0:
+            return "computing"
+        if self.first is None:
+            self.first = done, now
+        begun, since = self.first
+        text = f"computing, {done:.1%}"
+        if done <= begun or now - since < WATCHED:
+            return text
+        from iclflow.report.page import duration
+
+        return f"{text}, about {duration((1 - done) * (now - since) / (done - begun))} left"
+
+
 @contextmanager
 def watching(names: list[str], *, quiet: bool) -> Iterator[Callable[..., None]]:
     """A bar for every figure on stderr, or a line when it is finished if that is no terminal."""
@@ -312,11 +345,12 @@ def watching(names: list[str], *, quiet: bool) -> Iterator[Callable[..., None]]:
     )
     with no_other_bar(), bar if terminal else nullcontext():
         tasks = {name: bar.add_task(name, total=1.0, start=False, state="") for name in names}
+        rest = {name: Remaining() for name in names}
 
         def watch(name: str, done: float, found: Any) -> None:
             if not bar.tasks[tasks[name]].started:
                 bar.start_task(tasks[name])
-            state = "computing" if found is None else found.status
+            state = found.status if found else rest[name].words(done, time.monotonic())
             bar.update(tasks[name], completed=done, state=state)
             if found is not None:
                 bar.stop_task(tasks[name])

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from iclflow.cli import main
+from iclflow.cli.reproduce import Remaining
 from iclflow.report import figures
 from tests.helpers import small_experiment as small
 
@@ -109,6 +110,15 @@ def test_interruption_keeps_what_is_finished(tmp_path, capsys, monkeypatch):
     assert "interrupted; finished data are kept" in capsys.readouterr().err
     assert (tmp_path / "data" / "small_experiment.nc").is_file()
     assert not (tmp_path / "index.html").exists()
+
+
+def test_the_time_that_is_left_counts_from_where_this_process_began():
+    rest = Remaining()
+    assert rest.words(0.0, 7.0) == "computing"
+    assert rest.words(0.5, 100.0) == "computing, 50.0%"  # what an earlier process has done
+    assert rest.words(0.6, 110.0) == "computing, 60.0%"  # too early to tell
+    assert rest.words(0.6, 140.0) == "computing, 60.0%, about 2 min 40 s left"
+    assert Remaining().words(1.0, 5.0) == "computing, 100.0%"
 
 
 def test_one_more_figure_keeps_the_rest_of_the_report(tmp_path, capsys, monkeypatch):
