@@ -37,7 +37,7 @@ COMMANDS = {
     "plan": "will training get there? probabilities of each drop within a budget of steps",
     "plot": "a look at a sweep: lines, a map over two axes, or a fitted law with its interval",
     "explore": "a page that trains attention as you watch; or shows recorded runs",
-    "bench": "how fast training is on this machine, against its peak and the literal code",
+    "bench": "how fast training is on this machine: steps per second by level, model and engine",
     "cite": "BibTeX entries: the software, and the papers whose theory was used",
     "animate": "a video of the weights over training, from a run that recorded them",
 }
@@ -116,6 +116,10 @@ def program() -> NoReturn:
     # Imports and JAX's tracing make objects by the hundred thousand, nearly all of which stay. To
     # look through them for garbage as often as Python does by default takes a tenth of a command.
     gc.set_threshold(OBJECTS, *gc.get_threshold()[1:])
+    if sys.argv[1:2] != ["sweep"]:
+        # Where Dask is installed, xarray imports all of it when it first looks at an array, which
+        # is a twentieth of a short command. Workers of a sweep need Dask, and nobody else does.
+        sys.modules.setdefault("dask", None)  # pyright: ignore[reportArgumentType]
     leave(main())
 
 
@@ -340,6 +344,9 @@ def leave(code: int) -> NoReturn:
     if code not in EXIT.values():
         for number in EXIT:  # all is done: what comes while the interpreter ends changes nothing
             signal.signal(number, signal.SIG_IGN)
+        # An interpreter that ends looks for garbage among a million objects, all of which end with
+        # it. That takes a tenth of a short command.
+        gc.freeze()
         sys.exit(code)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

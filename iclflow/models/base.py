@@ -379,7 +379,7 @@ def draw_models(
     >>> icl.models.draw_models(init, range(3)).merged.shape
     (3, 2, 4, 4)
     """
-    return _draw_models(init, jnp.asarray(np.asarray(seeds, np.uint32)), axis)
+    return _draw_models(init, jax.device_put(np.asarray(seeds, np.uint32)), axis)
 
 
 @eqx.filter_jit
@@ -398,7 +398,8 @@ def empty_model(init: AbstractInitialiser) -> AbstractModel:
     >>> icl.models.empty_model(icl.Merged.initialiser(4, heads=2, scale=0.1)).merged.shape
     (2, 4, 4)
     """
-    shapes = eqx.filter_eval_shape(draw_model, init, jax.random.key(0))  # compiles nothing
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    shapes = eqx.filter_eval_shape(draw_model, init, key)  # compiles nothing
     zeros = lambda a: jax.device_put(np.zeros(a.shape, a.dtype))  # noqa: E731
     kind = jax.ShapeDtypeStruct
     return jax.tree.map(lambda a: zeros(a) if isinstance(a, kind) else a, shapes)

@@ -608,10 +608,8 @@ def _result(
         record |= _after(loss, models, dynamics, recording.after, axes, marks)
     end = np.asarray(max(progress.mark, 0), marks.dtype)
     last = _record(loss, axes[0], state.model, final.functions, end) if final.functions else {}
-    if final.after:  # of a run with one save point, its last
-        models = jax.tree.map(lambda a: a[:, None], last.pop(MODELS))
-        measured = _after(loss, models, dynamics, final.after, axes, marks[-1:])
-        last |= jax.tree.map(lambda a: a[:, 0], measured)
+    if final.after:
+        last |= _after_last(loss, last.pop(MODELS), dynamics, final.after, axes, marks[-1:])
     record, last = jax.tree.map(lambda a: a[:count], to_host((record, last)))
     return BatchResult(
         batch, record, last, ended[:count], stopped[:count], interrupted, str(engine), engine.kind
@@ -682,6 +680,14 @@ def _record(losses, axis, models, record, mark) -> Any:
         return {name: f(model, now) for name, f in record.items()}
 
     return eqx.filter_vmap(one, in_axes=(axis, eqx.if_array(0)))(losses, models)
+
+
+@eqx.filter_jit
+def _after_last(losses, models, dynamics, names, axes, mark) -> Any:
+    """`_after` for runs with one save point, their last; models and results have no such axis."""
+    models = jax.tree.map(lambda a: a[:, None], models)
+    measured = _after(losses, models, dynamics, names, axes, mark)
+    return jax.tree.map(lambda a: a[:, 0], measured)
 
 
 @eqx.filter_jit

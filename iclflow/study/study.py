@@ -710,7 +710,7 @@ class Study:
         first, same = self.settings.seed, self.settings.vary == "data"
         for seed in seeds:
             place = 0 if same else int(seed) - first
-            yield jax.tree.map(lambda a, place=place: jax.numpy.asarray(a[place]), self._models)
+            yield jax.tree.map(lambda a, place=place: jax.device_put(a[place]), self._models)
 
     @cached_property
     def _models(self) -> AbstractModel:

@@ -67,7 +67,10 @@ def require_real(name: str, values: Any, ndim: int | None = None) -> Array:
         real = jnp.issubdtype(values.dtype, np.floating) or jnp.issubdtype(values.dtype, np.integer)
     else:
         try:
-            real = np.asarray(values).dtype.kind in "fiu"
+            plain = np.asarray(values)
+            real = plain.dtype.kind in "fiu"
+            if real:  # converted here, where nothing has to be compiled for it
+                values = jax.device_put(plain.astype(jnp.result_type(float)))
         except jax.errors.TracerArrayConversionError:
             real = True  # a list of traced numbers
         except (TypeError, ValueError):  # rows of different lengths

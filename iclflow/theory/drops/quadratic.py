@@ -155,7 +155,7 @@ class Quadratic(AbstractMatrixLoss):
             return source
         if isinstance(source, Task | Population | Modes):
             found = Population(source) if isinstance(source, Task) else source
-            cross = found.cross if isinstance(found, Modes) else found.cross[0]
+            cross = found.cross if isinstance(found, Modes) else np.asarray(found.cross)[0]
             arrays = (np.asarray(a, np.float64) for a in (cross, found.second, found.covariance))
             G, B, covariance = arrays
             return cls(float(found.power), G, None, (B, covariance))
@@ -372,7 +372,7 @@ def separate_weights(model: AbstractModel) -> Weights:
         raise ValueError("the staircase covers frozen zero blocks; use model.reduce()")
     if model.values.shape[1] != 1:
         raise ValueError(f"the staircase covers one output, got {model.values.shape[1]}")
-    arrays = (model.values[:, 0, 0], model.keys, model.queries)
+    arrays = (np.asarray(model.values)[:, 0, 0], model.keys, model.queries)
     v, k, q = (np.asarray(a, np.float64) for a in arrays)
     if not all(np.isfinite(a).all() for a in (v, k, q)):
         raise ValueError("the initial weights hold numbers that are not finite")

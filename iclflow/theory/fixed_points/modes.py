@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -154,9 +155,10 @@ class Modes(eqx.Module):
             )
         dtype = population.covariance.dtype
         eps = float(jnp.finfo(dtype).eps)
+        given = np.asarray(population.cross)[0]
         cross, second, covariance = (
             np.asarray(a, dtype=np.float64)
-            for a in (population.cross[0], population.second, population.covariance)
+            for a in (given, population.second, population.covariance)
         )
         basis, commuting = joint_basis(covariance, second, cross, eps)
         decompose = commuting_modes if commuting else general_modes
@@ -165,7 +167,7 @@ class Modes(eqx.Module):
         sigma, left, right, keys, queries = (jnp.asarray(a, dtype=dtype) for a in arrays)
         return cls(
             power=population.power,
-            cross=population.cross[0],
+            cross=jax.device_put(given),
             second=population.second,
             covariance=population.covariance,
             singular=sigma,
@@ -364,7 +366,7 @@ def plateau_losses(source: Any) -> Float[Array, " levels"]:
 
         return jnp.asarray(saddle_levels(Quadratic.of(source)))
     modes = Modes.of(source)
-    drops = np.cumsum(np.asarray(modes.drops))
+    drops = np.cumsum(np.asarray(modes.singular) ** 2)
     return jnp.asarray(np.asarray(modes.power) - np.concatenate([[0.0], drops]), modes.power.dtype)
 
 
