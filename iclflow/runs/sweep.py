@@ -250,6 +250,7 @@ STARTED = 4.0  # of a process: imports, its key, and small programs
 POINT = 1.5e-3  # to build the task, the loss and the dynamics of one point
 DRAWN = 2e-8  # to draw one number of a prompt
 CELL = 2e-5  # to start one run, and to lay it out and write it
+WRITTEN = 6e-7  # the part of that which one process does for all workers: it writes the store
 SAVED = 3e-8  # to record one number of one run at one save point
 
 
@@ -282,7 +283,7 @@ class SweepEstimate:
     - `workers`: the processes that compute, each with a device as fast as the one here.
     - `alone`: seconds on one process.
     - `seconds`: seconds on all of them. What every process does for itself, importing and
-      compiling, is not shared.
+      compiling, is not shared, and one process writes what all of them have computed.
     """
 
     cells: int
@@ -354,7 +355,7 @@ def estimate(cells: AbstractCells, workers: int = 1, size: int | None = None) ->
         shared=shared,
         memory=math.prod(block) * widest,
         disk=sum(program.cells * program.kept for program in shared.values()),
-        seconds=own + work / workers,
+        seconds=own + max(work / workers, WRITTEN * cells.cells),
         alone=own + work,
         workers=workers,
     )

@@ -5,7 +5,7 @@ import pytest
 
 from iclflow.cli.sweep import changed
 from iclflow.runs.store import block_shape, content_keys, point_keys, regions
-from iclflow.runs.sweep import estimate
+from iclflow.runs.sweep import WRITTEN, estimate
 from iclflow.study.study import Settings
 from iclflow.sweeps.design import Design, StudyCache
 
@@ -178,6 +178,8 @@ def test_a_billion_cells_on_eight_workers_are_announced_without_building_them():
     assert 0 < own < 60
     assert all_.disk >= 8 * 10**9
     assert all_.blocks >= 10**9 / 2**20
+    # One process writes for all workers, however many there are.
+    assert estimate(design, workers=10**6).seconds > WRITTEN * 10**9
 
 
 def test_every_depth_has_its_own_initialiser():
