@@ -1,5 +1,6 @@
 """The theory by itself: plateau levels, and the predicted loss of one start."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from iclflow.plots.style import (
     mode_colour,
     style,
 )  # fmt: skip
+
+BESIDE = 0.05  # share of the time axis, within which two drops share a label
 
 
 def theory_figure(
@@ -45,19 +48,37 @@ def theory_figure(
             axes.plot(curve.time, curve.loss, color=COLOURS[0])
             axes.set_ylim(0, None)
             plot_levels(axes, levels, fontsize=7)
-            for i, time in enumerate(drops or ()):
-                axes.axvline(time, color="0.75", linewidth=0.6, zorder=0)
+            first = min(drops or (end,)) / 4
+            for numbers, time in _labels(drops or (), first, end):
                 axes.annotate(
-                    f"$t_{{{i + 1}}}$", (time, 0), xycoords=("data", "axes fraction"),
-                    xytext=(2, 3), textcoords="offset points", fontsize=7,
+                    numbers, (time, 1), xycoords=("data", "axes fraction"),
+                    xytext=(0, 2), textcoords="offset points", fontsize=7, ha="center",
                 )  # fmt: skip
+            for time in drops or ():
+                axes.axvline(time, color="0.75", linewidth=0.6, zorder=0)
             # Plateaus lengthen from drop to drop: in the logarithm all of them can be seen.
             axes.set_xscale("log")
-            axes.set_xlim(min(drops or (end,)) / 4, end)
+            axes.set_xlim(first, end)
             axes.set_xlabel(TIME)
         axes.set_ylabel(LOSS)
         axes.set_ylim(0, None)
     return figure
+
+
+def _labels(drops: Sequence[float], first: float, end: float) -> list[tuple[str, float]]:
+    """The names of drops and where they stand on a logarithmic axis; those too close share one."""
+    groups: list[list[int]] = []
+    for i, time in enumerate(drops):
+        close = groups and math.log(time / drops[groups[-1][-1]]) < BESIDE * math.log(end / first)
+        if close:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    names = [
+        "–".join(f"$t_{{{i + 1}}}$" for i in sorted({group[0], group[-1]})) for group in groups
+    ]
+    middles = [math.sqrt(drops[group[0]] * drops[group[-1]]) for group in groups]
+    return list(zip(names, middles, strict=True))
 
 
 def transformer_figure(curves: xr.Dataset) -> Picture:

@@ -74,3 +74,11 @@ def test_test_losses_are_drawn_by_name_in_the_colours_of_their_runs(seeds, colou
     high = [line for line in axes.lines if np.array_equal(line.get_ydata(), np.full(5, 4.0))]
     assert len({line.get_color() for line in high}) == len(high) == colours
     assert axes.get_ylim()[1] > 5  # the names have room above the curves
+
+
+def test_drops_too_close_for_two_names_share_one():
+    from iclflow.plots.theory import _labels
+
+    names = [name for name, _ in _labels([100.0, 104.0, 107.0, 3000.0], 25.0, 6000.0)]
+    assert names == ["$t_{1}$–$t_{3}$", "$t_{4}$"]
+    assert _labels([], 1.0, 2.0) == []
