@@ -12,6 +12,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+LEAST = 1e-2  # the error of a step that predictive control remembers, in tolerances
+
 
 class Begun(NamedTuple):
     """Where the last step that was kept began.
@@ -116,8 +118,81 @@ class Beyond(diffrax.PIDController):
         return jnp.where(self.end > t0, self.end, chosen), state
 
     def adapt_step_size(self, t0: Any, t1: Any, *rest: Any) -> Any:
-        keeps, begin, end, jumps, state, result = super().adapt_step_size(t0, t1, *rest)
+        keeps, begin, end, jumps, state, result = self._next(t0, t1, *rest)
         how = diffrax.RESULTS
         result = how.where(end > begin, result, how.dt_min_reached)  # pyright: ignore
         result = how.where(keeps & (t1 >= self.last), how.event_occurred, result)  # pyright: ignore
         return keeps, begin, end, jumps, state, result
+
+    def _next(self, *given: Any) -> Any:
+        """Whether a step is kept, and the next one."""
+        return super().adapt_step_size(*given)
+
+
+class Memory(NamedTuple):
+    """What predictive control knows of earlier steps.
+
+    - `error`: of the last step that was kept, in tolerances.
+    - `size`: its length; zero if there is none.
+    - `refused`: one if the step before was refused, else zero.
+    """
+
+    error: Any
+    size: Any
+    refused: Any
+
+    @classmethod
+    def none(cls) -> "Memory":
+        """That there were no steps."""
+        zero = jnp.zeros(())
+        return cls(zero, zero, zero)
+
+
+class Predictive(Beyond):
+    """The same by predictive control: the growth of the error over two steps is extrapolated.
+
+    At an escape from a plateau errors grow from step to step, and integral control refuses a third
+    of all implicit steps. This is the control of the program RODAS (Hairer and Wanner, "Solving
+    Ordinary Differential Equations II", Section IV.8; K. Gustafsson, ACM Transactions on
+    Mathematical Software 20 (1994) 496-517): beside the next step h ε^(-1/4) there is one of
+    h²/h' (ε'/ε²)^(1/4), where ε' and h' belong to the step before, and the shorter is taken. The
+    step after a refused one is not longer.
+
+    - `memory`: of the steps before the first one.
+
+    The state of the control is its memory before and after the last step that was kept.
+    """
+
+    memory: Any = None
+
+    def init(self, *given: Any) -> Any:
+        end, _ = super().init(*given)
+        return end, (self.memory, self.memory)
+
+    def _next(
+        self, t0: Any, t1: Any, y0: Any, y1: Any, args: Any, error: Any, order: Any, state: Any
+    ) -> Any:
+        memory, _ = state
+
+        def scaled(a: Any, b: Any, e: Any) -> Any:
+            b = jnp.where(jnp.isnan(b).any(), a, b)
+            return e / (self.atol + self.rtol * jnp.maximum(jnp.abs(a), jnp.abs(b)))
+
+        found = self.norm(jax.tree.map(scaled, y0, y1, error))
+        keeps, size = found < 1, t1 - t0
+        factor = self.safety * found ** (-1 / order)
+        known = memory.size > 0
+        before = jnp.where(known, memory.size, 1.0)
+        ahead = self.safety * size / before * (memory.error / found**2) ** (1 / order)
+        factor = jnp.where(keeps & known, jnp.minimum(factor, ahead), factor)
+        most = jnp.where(memory.refused > 0, 1.0, self.factormax)
+        factor = jnp.clip(factor, self.factormin, jnp.where(keeps, most, self.safety))
+        begin = jnp.where(keeps, t1, t0)
+        end = begin + jax.lax.stop_gradient(factor) * size
+        kept = Memory(jnp.maximum(found, LEAST), size, jnp.zeros_like(size))
+        refused = memory._replace(refused=jnp.ones_like(size))
+        after = jax.tree.map(lambda a, b: jnp.where(keeps, a, b), kept, refused)
+        state = jax.tree.map(
+            lambda a, b: jnp.where(keeps, a, b), (after, memory), (after, state[1])
+        )
+        return keeps, begin, end, False, state, diffrax.RESULTS.successful

@@ -1,5 +1,6 @@
 """Continuous training: gradient flow by an adaptive ODE solver."""
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -29,7 +30,8 @@ class NextStep(eqx.Module):
     - `last`: the binary logarithm of the squared error of the step before, in tolerances.
     - `crawled`: explicit steps in a row that stability bounded; infinite where steps are implicit.
     - `end`: when it ends. Zero if the step is not one of Diffrax.
-    - `kept`: what a solver of Diffrax knows at its beginning; None where it needs nothing.
+    - `kept`: what a solver of Diffrax and its control know at its beginning; None for what needs
+      to know nothing.
 
     A fused flow reads and writes `last` and `crawled`, and Diffrax `end` and `kept`.
     """
@@ -157,15 +159,18 @@ class Flow(AbstractDynamics):
         return FlowState(model, jnp.zeros(()), scale, RESULTS.finished, step)
 
     def _kept(self, loss: AbstractLoss, model: AbstractModel) -> Any:
-        """Arrays of the shapes of what the solver knows at the beginning of a step."""
+        """Arrays of the shapes of what solver and control know at the beginning of a step."""
         if self.explicit:
-            return None
+            return None, None
         import diffrax
+
+        from iclflow.dynamics.beyond import Memory
 
         term = diffrax.ODETerm(lambda t, y, args: slope(loss.at(t), eqx.combine(y, static)))
         weights, static = eqx.partition(model, eqx.is_inexact_array)
         shapes = eqx.filter_eval_shape(self.solver.init, term, 0.0, 0.0, weights, None)
-        return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        kept = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        return kept, Memory.none() if self.implicit else None
 
     def renew(self, loss: AbstractLoss, state: FlowState) -> FlowState:
         """The same without the step that it would go on with: it was made with the old loss."""
@@ -204,7 +209,7 @@ class Flow(AbstractDynamics):
     ) -> Stretch:
         import diffrax  # half a second that only a flow should cost
 
-        from iclflow.dynamics.beyond import Beyond, Remembering
+        from iclflow.dynamics.beyond import Beyond, Predictive, Remembering
         from iclflow.dynamics.rosenbrock import Rosenbrock
 
         marks = jnp.asarray(marks, float)
@@ -232,15 +237,17 @@ class Flow(AbstractDynamics):
         cuts = loss.drifts
         stop = jnp.maximum(last, begin) if cuts else jnp.inf
         saves = [diffrax.SubSaveAt(ts=marks, fn=recorded), diffrax.SubSaveAt(t1=True)]
+        kept, memory = step.kept
+        control = Beyond if memory is None else functools.partial(Predictive, memory=memory)
         solution = diffrax.diffeqsolve(
             diffrax.ODETerm(field),
-            Remembering(solver, last, known, step.kept, not self.explicit),
+            Remembering(solver, last, known, kept, not self.explicit),
             t0=begin,
             t1=stop,
             dt0=None,
             y0=weights,
-            saveat=diffrax.SaveAt(subs=saves, solver_state=True),
-            stepsize_controller=Beyond(
+            saveat=diffrax.SaveAt(subs=saves, solver_state=True, controller_state=True),
+            stepsize_controller=control(
                 rtol=self.tolerance, atol=absolute, end=end, last=jnp.inf if cuts else last
             ),
             max_steps=self.max_steps,
@@ -261,7 +268,9 @@ class Flow(AbstractDynamics):
         anew = NextStep.anew(model, step.kept)
         # A run that failed begins anew where it is, and so does one whose last step was cut short.
         size = begun.end - begun.time
-        again = (begun.weights, begun.time, size, anew.last, step.crawled, begun.end, begun.kept)
+        controlled = solution.controller_state
+        kept = begun.kept, None if memory is None or controlled is None else controlled[1]
+        again = (begun.weights, begun.time, size, anew.last, step.crawled, begun.end, kept)
         again = jax.tree.map(lambda a, b: jnp.where(failed | cuts, a, b), anew, NextStep(*again))
         return Stretch(
             time=marks,

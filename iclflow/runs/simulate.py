@@ -88,7 +88,8 @@ def simulate(
     if state is None:
         key = jax.random.key(0) if key is None else key
         if len(loss.pieces) == 1:
-            ticks, run = marks, partial(_simulate, loss, model, dynamics, marks, key)
+            start = _simulate if dynamics.whole else _from_start
+            ticks, run = marks, partial(start, loss, model, dynamics, marks, key)
         else:
             plan = _plan(loss, 0.0, marks)
             start = _begin(loss, model, dynamics, key)
@@ -236,6 +237,14 @@ def _shapes(state: Any) -> dict[str, tuple[int, ...]]:
 @eqx.filter_jit
 def _simulate(loss, model, dynamics, marks, key, recording: Recording) -> Stretch:
     return _resume(loss, dynamics.init(loss, model, key), dynamics, marks, recording)
+
+
+def _from_start(loss, model, dynamics, marks, key, recording: Recording) -> Stretch:
+    """The same in two programs, of which a run that goes on needs the second one again.
+
+    To compile the steps of a solver takes seconds.
+    """
+    return _resume(loss, _begin(loss, model, dynamics, key), dynamics, marks, recording)
 
 
 @eqx.filter_jit

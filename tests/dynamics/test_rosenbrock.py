@@ -8,6 +8,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import iclflow as icl
+from iclflow.dynamics.beyond import Memory, Predictive
 from iclflow.dynamics.pair_system import PairSystem
 from iclflow.theory import conserved_quantities
 
@@ -62,6 +63,26 @@ def test_stable_far_beyond_the_explicit_limit():
     )  # fmt: skip
     np.testing.assert_allclose(run.ys[-1], 1.0, atol=1e-5)
     assert int(run.stats["num_steps"]) < 200
+
+
+def test_predictive_control_is_that_of_the_reference():
+    """Hairer and Wanner, Section IV.8: after steps of given errors, kept and refused, by hand."""
+    control, state = Predictive(rtol=1e-3, atol=1e-6), (Memory.none(), Memory.none())
+    weights, t, size, before, refused = jnp.ones(3), 2.0, 0.5, None, False
+    for error in (0.5, 1e-6, 0.8, 1.7, 40.0, 0.6, 0.9, 0.3):
+        keeps, begin, end, _, state, _ = control.adapt_step_size(
+            jnp.asarray(t), jnp.asarray(t + size), weights, weights, None,
+            error * (1e-3 + 1e-6) * jnp.ones(3), 4, state,
+        )  # fmt: skip
+        factor, most = 0.9 * error**-0.25, 0.9
+        if error < 1:
+            if before is not None:
+                factor = min(factor, 0.9 * size / before[1] * (before[0] / error**2) ** 0.25)
+            before, most, t = (max(error, 1e-2), size), 1.0 if refused else 10.0, t + size
+        refused = error >= 1
+        size *= np.clip(factor, 0.2, most)
+        assert keeps != refused
+        np.testing.assert_allclose([begin, end - begin], [t, size], rtol=1e-12)
 
 
 @pytest.fixture(scope="module")
