@@ -129,7 +129,7 @@ class Beyond(diffrax.PIDController):
         return super().adapt_step_size(*given)
 
 
-class Memory(NamedTuple):
+class StepMemory(NamedTuple):
     """What predictive control knows of earlier steps.
 
     - `error`: of the last step that was kept, in tolerances.
@@ -142,7 +142,7 @@ class Memory(NamedTuple):
     refused: Any
 
     @classmethod
-    def none(cls) -> "Memory":
+    def none(cls) -> "StepMemory":
         """That there were no steps."""
         zero = jnp.zeros(())
         return cls(zero, zero, zero)
@@ -189,7 +189,7 @@ class Predictive(Beyond):
         factor = jnp.clip(factor, self.factormin, jnp.where(keeps, most, self.safety))
         begin = jnp.where(keeps, t1, t0)
         end = begin + jax.lax.stop_gradient(factor) * size
-        kept = Memory(jnp.maximum(found, LEAST), size, jnp.zeros_like(size))
+        kept = StepMemory(jnp.maximum(found, LEAST), size, jnp.zeros_like(size))
         refused = memory._replace(refused=jnp.ones_like(size))
         after = jax.tree.map(lambda a, b: jnp.where(keeps, a, b), kept, refused)
         state = jax.tree.map(

@@ -164,13 +164,13 @@ class Flow(AbstractDynamics):
             return None, None
         import diffrax
 
-        from iclflow.dynamics.beyond import Memory
+        from iclflow.dynamics.beyond import StepMemory
 
         term = diffrax.ODETerm(lambda t, y, args: slope(loss.at(t), eqx.combine(y, static)))
         weights, static = eqx.partition(model, eqx.is_inexact_array)
         shapes = eqx.filter_eval_shape(self.solver.init, term, 0.0, 0.0, weights, None)
         kept = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-        return kept, Memory.none() if self.implicit else None
+        return kept, StepMemory.none() if self.implicit else None
 
     def renew(self, loss: AbstractLoss, state: FlowState) -> FlowState:
         """The same without the step that it would go on with: it was made with the old loss."""

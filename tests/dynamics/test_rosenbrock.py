@@ -8,7 +8,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import iclflow as icl
-from iclflow.dynamics.beyond import Memory, Predictive
+from iclflow.dynamics.beyond import Predictive, StepMemory
 from iclflow.dynamics.pair_system import PairSystem
 from iclflow.theory import conserved_quantities
 
@@ -67,7 +67,7 @@ def test_stable_far_beyond_the_explicit_limit():
 
 def test_predictive_control_is_that_of_the_reference():
     """Hairer and Wanner, Section IV.8: after steps of given errors, kept and refused, by hand."""
-    control, state = Predictive(rtol=1e-3, atol=1e-6), (Memory.none(), Memory.none())
+    control, state = Predictive(rtol=1e-3, atol=1e-6), (StepMemory.none(), StepMemory.none())
     weights, t, size, before, refused = jnp.ones(3), 2.0, 0.5, None, False
     for error in (0.5, 1e-6, 0.8, 1.7, 40.0, 0.6, 0.9, 0.3):
         keeps, begin, end, _, state, _ = control.adapt_step_size(
