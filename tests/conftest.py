@@ -40,10 +40,9 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-# Programs are compiled as those of commands are. With all of XLA's optimisations
-# tests/runs/test_simulate.py takes 56 s of processor time, and 24 s so.
+# Programs are compiled as those of `iclflow theory` are, and no other way. With all of XLA's
+# optimisations tests/runs/test_simulate.py takes 56 s of processor time, and 23 s so.
 compile_sparingly()
-jax.config.update("jax_disable_most_optimizations", True)
 
 # The same examples in every `make test`; new ones in `make test-all`, which prints how to repeat
 # the one that fails.

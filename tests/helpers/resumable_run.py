@@ -61,6 +61,5 @@ if __name__ == "__main__":
     # As in conftest.py: other settings would be another run.
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_numpy_rank_promotion", "raise")
-    jax.config.update("jax_disable_most_optimizations", True)
     batch.SAVE_EVERY = 0.0
     run(Path(sys.argv[1]), progress=lambda done, total: print(int(done), flush=True))
