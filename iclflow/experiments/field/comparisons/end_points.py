@@ -23,7 +23,7 @@ from iclflow.tasks.memory import Memory
 from iclflow.tasks.task import Task
 from iclflow.theory.ridge import ENOUGH, ridge_weights
 
-QUICK = 5e11  # operations for one table in the quick form
+QUICK = 3e11  # operations for one table in the quick form
 COMPILING = 6e10  # what compiling for another shape costs, in operations
 PRECISE = 1e-6  # residual of the end points, far below the standard errors
 
