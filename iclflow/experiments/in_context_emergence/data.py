@@ -385,9 +385,10 @@ def _circuits(runs: xr.Dataset, init: AttentionOnlyInitialiser, steps: np.ndarra
     values, basis = (runs[f"spectrum.{name}"].values for name in ("values", "basis"))
     variables = {str(name): variable for name, variable in runs.items()}
     final = final_models(variables, init)
+    by_layer = lambda model: (model.query, model.key, model.value, model.output)  # noqa: E731
     each = []
     for layer in range(init.layers):  # by itself, so that all depths share one compiled program
-        one = eqx.tree_at(_by_layer, final, replace_fn=lambda a, n=layer: np.asarray(a)[:, [n]])
+        one = eqx.tree_at(by_layer, final, replace_fn=lambda a, n=layer: np.asarray(a)[:, [n]])
         each.append(
             _circuit_measures(values[..., [layer], :, :], basis[..., [layer], :, :, :], one)
         )
@@ -396,10 +397,6 @@ def _circuits(runs: xr.Dataset, init: AttentionOnlyInitialiser, steps: np.ndarra
     speeds = np.full_like(ranks, np.nan)  # the first has no checkpoint before it
     speeds[:, 1:] = moved / log_intervals(steps.astype(float))[:, None]
     return [ranks, distances, speeds]
-
-
-def _by_layer(model: AttentionOnly) -> tuple[Array, ...]:
-    return model.query, model.key, model.value, model.output
 
 
 @eqx.filter_jit
