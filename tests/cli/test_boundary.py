@@ -145,7 +145,7 @@ REFUSED = {
     "files": [
         ("icl.save(runs, 'x.csv')", "would be NetCDF; give it the ending .nc"),
         ("icl.save(runs, 'x')", "give it the ending .nc"),
-        ("icl.save(run, 'x.nc')", "save writes a Dataset"),
+        ("icl.save(model, 'x.nc')", "save writes a Dataset"),
     ],
     "runs": [
         ("icl.sweep(task, init, icl.Descent(0.1), until=5, seeds=10**9)", "000 seeds need"),
@@ -161,7 +161,7 @@ REFUSED = {
         ("icl.simulate(loss, model, icl.Descent(-0.1), until=5)", "positive number"),
         ("icl.simulate(loss, model, icl.Descent(0.1), until=30, state=other.state)", "of another"),
         ("icl.simulate(loss, model, icl.Flow(), until=30, state=run.state)", "another dynamics"),
-        ("icl.simulate(task, model, icl.Descent(0.1), until=5)", "such as icl.Population(task)"),
+        ("icl.simulate(0.1, model, icl.Descent(0.1), until=5)", "such as icl.Population(task)"),
         ("icl.simulate(loss, init, icl.Descent(0.1), until=5)", "such as init(jax.random.key(0))"),
         ("icl.simulate(loss, model, 0.1, until=5)", "such as icl.Descent(0.1), got 0.1"),
         ("icl.simulate(loss, model, icl.Descent(0.1), until=5, key=3)", "key must be one key"),

@@ -9,7 +9,7 @@ import xarray as xr
 from iclflow.experiments.grokking import data as grokking
 from iclflow.experiments.grokking.claims import claims, controls, half_change
 from iclflow.experiments.grokking.figure import draw
-from iclflow.experiments.runs import labelled
+from iclflow.experiments.runs import finished, named
 from iclflow.measures import (
     change_time,
     first_crossing,
@@ -116,23 +116,17 @@ def constructed(shift):
     curves = {name: stack(0.5 + move(at)) for name, at in shift.items()}
     curves |= {"test_loss": 1e-3 + 9 * fall, "train_loss": 1e-7 + 1e-3 * fall + 4 * memory}
     curves |= {"train_accuracy": (memory < 0.002).astype(float), "test_accuracy": 1 - fall}
-    variables = {name: (("seed", "time"), values, name) for name, values in curves.items()}
+    variables = named({n: (("seed", "time"), values, n) for n, values in curves.items()})
+    curved = xr.Dataset(variables, {"step": ("time", steps), "seed": np.arange(3)})
     # to whatever end, the subspace has made half of its way at its shift
     distance = move(shift["projector_distance"])
-    variables |= grokking._times(
-        steps, variables, lambda seed, last: np.maximum(distance - distance[last], 0)
-    )
-    variables |= grokking._norm_curvature(steps, curves["weight_norm"])
-    coordinates = {
-        "step": ("time", steps),
-        "seed": np.arange(3),
-        "measure": list(grokking.MEASURES),
-        "end": list(grokking.ENDS),
-    }
-    one = labelled(variables, coordinates, {"frequencies": 5})
+    times = grokking._times(curved, lambda seed, last: np.maximum(distance - distance[last], 0))
+    named_axes = {"measure": list(grokking.MEASURES), "end": list(grokking.ENDS)}
+    one = curved.assign_coords(named_axes).assign(named(times))
+    one = one.assign(named(grokking._norm_curvature(curved)))
     tasks = xr.DataArray(["addition", "subtraction"], dims="task", name="task")
     both = xr.concat([one, one], tasks, data_vars="all")
-    return both.assign_attrs(frequencies=5)
+    return finished(both, {"frequencies": 5})
 
 
 def test_claims_say_what_moves_with_generalisation_and_the_figure_is_drawn():

@@ -265,9 +265,9 @@ def _times(
 
     - `projector_distances`: seed and save point to the distances to the subspaces there.
     """
-    steps, values = curves["step"].values, {name: curves[name].values for name in ABOUT}
-    memorised = [first_step(steps, row, 1.0) for row in values["train_accuracy"]]
-    grokked = [first_step(steps, row, 0.95) for row in values["test_accuracy"]]
+    steps, values = curves["step"].values, {name: curves[name].values for name in MEASURES}
+    memorised = [first_step(steps, row, 1.0) for row in curves["train_accuracy"].values]
+    grokked = [first_step(steps, row, 0.95) for row in curves["test_accuracy"].values]
     found: dict[str, Variable] = {
         "memorised": (("seed",), memorised, "first saved step with all training pairs right"),
         "grokked": (("seed",), grokked, "first saved step with 95% of test pairs right"),
